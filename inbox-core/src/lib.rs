@@ -1,0 +1,31 @@
+//! The core of the transactional inbox: message types, the broker and store contracts, and the consumer runtime.
+//!
+//! Users depend on the facade `inbox-rs`; adapters and stores depend on this crate. It knows no broker and no database.
+
+pub mod capability;
+pub mod clock;
+pub mod config;
+pub mod envelope;
+pub mod error;
+pub mod failure_store;
+pub mod handler;
+pub mod id;
+mod in_flight;
+pub mod maintenance;
+pub mod message;
+pub mod operator;
+mod publisher;
+pub mod store;
+pub mod transport;
+
+pub use crate::{
+    error::{BoxError, StoreError, StoreErrorKind, TransportError, TransportErrorKind, report},
+    handler::{FromMessage, Handler, HandlerError, Raw},
+    id::{IdScope, MessageId},
+    in_flight::InFlight,
+    message::{Headers, IdText, Message},
+    publisher::Publisher,
+    store::{Blame, Candidate, Claim, Claims, ConsumerId, InboxStore, Limits},
+    transport::{Acked, Capacity, Delivery, Receipt, Session, Source, Transport},
+};
+pub use bytes::Bytes;
