@@ -1,7 +1,7 @@
 //! The store contract, failures: attempts that outlive a process, and messages that are kept because nobody can run
 //! them.
 
-use std::{fmt, future::Future, time::SystemTime};
+use std::{fmt, future::Future, sync::Arc, time::SystemTime};
 
 use bytes::Bytes;
 
@@ -60,6 +60,40 @@ pub trait FailureStore: InboxStore {
         consumer: ConsumerId,
         id: MessageId,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
+}
+
+impl<S: FailureStore> FailureStore for Arc<S> {
+    fn record_attempt(
+        &self,
+        consumer: ConsumerId,
+        failure: &Failure,
+    ) -> impl Future<Output = Result<Option<u32>, StoreError>> + Send {
+        (**self).record_attempt(consumer, failure)
+    }
+    fn give_up(
+        &self,
+        tx: &mut Self::Tx,
+        claims: &mut Claims,
+        failure: &Failure,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        (**self).give_up(tx, claims, failure)
+    }
+    fn keep(
+        &self,
+        tx: &mut Self::Tx,
+        consumer: ConsumerId,
+        failure: &Failure,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        (**self).keep(tx, consumer, failure)
+    }
+    fn forget_attempts(
+        &self,
+        tx: &mut Self::Tx,
+        consumer: ConsumerId,
+        id: MessageId,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        (**self).forget_attempts(tx, consumer, id)
+    }
 }
 
 /// A message that failed, with what a person needs to decide about it.

@@ -5,16 +5,23 @@
 pub mod capability;
 pub mod clock;
 pub mod config;
+mod decision;
+mod dispatch;
 pub mod envelope;
 pub mod error;
 pub mod failure_store;
 pub mod handler;
 pub mod id;
 mod in_flight;
+mod inbox;
 pub mod maintenance;
+pub mod memory;
 pub mod message;
+pub mod observe;
 pub mod operator;
 mod publisher;
+mod retry;
+mod runtime;
 pub mod store;
 pub mod transport;
 
@@ -23,8 +30,11 @@ pub use crate::{
     handler::{FromMessage, Handler, HandlerError, Raw},
     id::{IdScope, MessageId},
     in_flight::InFlight,
+    inbox::{Health, Inbox, InboxBuilder, InboxError, InboxHandle, Policy},
     message::{Headers, IdText, Message},
     publisher::Publisher,
+    retry::Backoff,
+    runtime::{Numbers, Ordering, Outcome},
     store::{Blame, Candidate, Claim, Claims, ConsumerId, InboxStore, Limits},
     transport::{Acked, Capacity, Delivery, Receipt, Session, Source, Transport},
 };

@@ -1,6 +1,6 @@
 //! The store contract, upkeep: schema and counts.
 
-use std::future::Future;
+use std::{future::Future, sync::Arc};
 
 use crate::{
     error::StoreError,
@@ -21,6 +21,15 @@ pub trait Maintenance: InboxStore {
     /// # Errors
     /// As any statement.
     fn counts(&self, consumer: ConsumerId) -> impl Future<Output = Result<Counts, StoreError>> + Send;
+}
+
+impl<S: Maintenance> Maintenance for Arc<S> {
+    fn migrate(&self) -> impl Future<Output = Result<(), StoreError>> + Send {
+        (**self).migrate()
+    }
+    fn counts(&self, consumer: ConsumerId) -> impl Future<Output = Result<Counts, StoreError>> + Send {
+        (**self).counts(consumer)
+    }
 }
 
 /// How many rows are kept for a consumer.

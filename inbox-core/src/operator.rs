@@ -1,5 +1,7 @@
 //! What people and tools see of a store: object-safe, out of the runtime's reach.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 
 use crate::{error::StoreError, failure_store::FailureRow, maintenance::Counts};
@@ -19,4 +21,14 @@ pub trait Operator: Send + Sync + 'static {
     /// # Errors
     /// As any statement.
     async fn failures(&self, consumer: &str, most: u32) -> Result<Vec<FailureRow>, StoreError>;
+}
+
+#[async_trait]
+impl<O: Operator + ?Sized> Operator for Arc<O> {
+    async fn counts_of(&self, consumer: &str) -> Result<Counts, StoreError> {
+        (**self).counts_of(consumer).await
+    }
+    async fn failures(&self, consumer: &str, most: u32) -> Result<Vec<FailureRow>, StoreError> {
+        (**self).failures(consumer, most).await
+    }
 }

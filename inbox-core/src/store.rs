@@ -4,6 +4,7 @@ use std::{
     collections::{HashMap, HashSet},
     error::Error,
     future::Future,
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -100,6 +101,45 @@ pub trait InboxStore: Send + Sync + 'static {
 
     /// Whose fault an error of a handler is, found by walking its `source()` chain. Codes, never error text.
     fn classify(&self, error: &(dyn Error + 'static)) -> Blame;
+}
+
+impl<S: InboxStore> InboxStore for Arc<S> {
+    type Tx = S::Tx;
+
+    fn register(&self, consumer: &str) -> impl Future<Output = Result<ConsumerId, StoreError>> + Send {
+        (**self).register(consumer)
+    }
+    fn begin(&self, limits: &Limits) -> impl Future<Output = Result<Self::Tx, StoreError>> + Send {
+        (**self).begin(limits)
+    }
+    fn claim(
+        &self,
+        tx: &mut Self::Tx,
+        consumer: ConsumerId,
+        candidates: &[Candidate],
+    ) -> impl Future<Output = Result<Claims, StoreError>> + Send {
+        (**self).claim(tx, consumer, candidates)
+    }
+    fn unclaim(
+        &self,
+        tx: &mut Self::Tx,
+        claims: &mut Claims,
+        ids: &[MessageId],
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        (**self).unclaim(tx, claims, ids)
+    }
+    fn check(&self, tx: &mut Self::Tx, claims: &Claims) -> impl Future<Output = Result<(), StoreError>> + Send {
+        (**self).check(tx, claims)
+    }
+    fn commit(&self, tx: Self::Tx, claims: Claims) -> impl Future<Output = Result<(), StoreError>> + Send {
+        (**self).commit(tx, claims)
+    }
+    fn rollback(&self, tx: Self::Tx) -> impl Future<Output = Result<(), StoreError>> + Send {
+        (**self).rollback(tx)
+    }
+    fn classify(&self, error: &(dyn Error + 'static)) -> Blame {
+        (**self).classify(error)
+    }
 }
 
 /// Bounds of one transaction.
