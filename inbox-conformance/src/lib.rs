@@ -11,7 +11,7 @@
 //! fn main() -> ExitCode {
 //!     let broker = Arc::new(MemoryBrokerSubject::default()); // implement `TransportSubject` for your own
 //!     let store = Arc::new(MemoryStoreSubject::default()); // implement `StoreSubject` for your own
-//!     Suite::new().transport(broker.clone()).store(store.clone()).end_to_end(broker, store).run()
+//!     Suite::new().transport(&broker).store(&store).run()
 //! }
 //! ```
 //!

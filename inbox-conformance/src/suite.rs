@@ -2,12 +2,11 @@
 
 use std::{fmt, future::Future, pin::Pin, process::ExitCode, sync::Arc, time::Duration};
 
+use inbox_core::BoxError;
 use libtest_mimic::{Arguments, Completion, Trial};
 
 use crate::{
     harness::{CaseResult, Need, StoreSubject, TransportSubject, run_case},
-    store_cases::{self, StoreStage},
-    transport_cases::{self, TransportStage},
 };
 
 /// A case that has not finished by then fails.
@@ -15,7 +14,14 @@ const DEADLINE: Duration = Duration::from_secs(60);
 
 pub(crate) type CaseFuture = Pin<Box<dyn Future<Output = CaseResult> + Send>>;
 
-/// One guarantee's test, over whatever is put on its stage `G`.
+/// What a case works with, made afresh from its subjects.
+pub(crate) trait Stage: Sized + Send {
+    /// The subjects.
+    type Subjects;
+    fn set(subjects: Self::Subjects) -> impl Future<Output = Result<Self, BoxError>> + Send;
+}
+
+/// The test of one guarantee, over subjects `G`.
 pub struct Case<G> {
     /// The name, which begins with the number of its guarantee.
     pub name: &'static str,
@@ -24,45 +30,121 @@ pub struct Case<G> {
     pub(crate) run: fn(G) -> CaseFuture,
 }
 
+impl<G> Case<G> {
+    /// The number of the guarantee, as `docs/CONTRACT.md` writes it: `T-03`.
+    #[must_use]
+    pub fn number(&self) -> String {
+        format!("{}-{}", self.name[..1].to_uppercase(), &self.name[1..3])
+    }
+
+    /// Runs the case.
+    ///
+    /// # Errors
+    /// Why it failed.
+    pub fn run(&self, subjects: G, deadline: Duration) -> Result<(), String> {
+        run_case((self.run)(subjects), deadline)
+    }
+}
+
 impl<G> fmt::Debug for Case<G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Case").field("name", &self.name).field("needs", &self.needs).finish_non_exhaustive()
     }
 }
 
-macro_rules! case {
-    ($name:ident) => {
-        case!($name,)
-    };
-    ($name:ident, $($need:ident),*) => {
-        $crate::suite::Case {
+/// Makes [`Case`]s of async functions that take one kind of stage, each with what it needs.
+macro_rules! cases {
+    ($stage:ty: $($name:ident $([$($need:ident),*])?),* $(,)?) => {
+        vec![$($crate::suite::Case {
             name: stringify!($name),
-            needs: &[$($crate::harness::Need::$need),*],
-            run: |stage| Box::pin($name(stage)),
-        }
+            needs: &[$($($crate::harness::Need::$need),*)?],
+            run: |subjects| {
+                Box::pin(async move { $name(<$stage as $crate::suite::Stage>::set(subjects).await?).await })
+            },
+        }),*]
     };
 }
-pub(crate) use case;
+pub(crate) use cases;
 
 /// The cases of transports.
 #[must_use]
 pub fn transport_cases() -> Vec<Case<Arc<dyn TransportSubject>>> {
-    transport_cases::all()
-        .into_iter()
-        .map(|case| Case { name: case.name, needs: case.needs, run: case.run })
-        .collect()
+    crate::transport_cases::all()
 }
 
 /// The cases of stores.
 #[must_use]
 pub fn store_cases<S: StoreSubject>() -> Vec<Case<Arc<S>>> {
-    store_cases::all()
+    crate::store_cases::all()
 }
 
 /// Collects cases over subjects and runs them as a test program.
 pub struct Suite {
     trials: Vec<Trial>,
     deadline: Duration,
+}
+
+impl Suite {
+    /// An empty suite.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { trials: Vec::new(), deadline: DEADLINE }
+    }
+
+    /// Gives each case added from here on another deadline than 60 seconds.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Adds the cases of transports over `subject`.
+    #[must_use]
+    pub fn transport<T: TransportSubject>(mut self, subject: &Arc<T>) -> Self {
+        let subject: Arc<dyn TransportSubject> = Arc::clone(subject) as _;
+        let label = subject.name().to_owned();
+        for case in transport_cases() {
+            let met = |need: Need| need.met_by_transport(&*subject);
+            self.add(&label, case, Arc::clone(&subject), met);
+        }
+        self
+    }
+
+    /// Adds the cases of stores over `subject`.
+    #[must_use]
+    pub fn store<S: StoreSubject>(mut self, subject: &Arc<S>) -> Self {
+        let label = subject.name().to_owned();
+        for case in store_cases() {
+            let met = |need: Need| need.met_by_store(subject.features());
+            self.add(&label, case, Arc::clone(subject), met);
+        }
+        self
+    }
+
+    fn add<G: Send + 'static>(&mut self, label: &str, case: Case<G>, subjects: G, met: impl Fn(Need) -> bool) {
+        let name = format!("{label}/{}", case.name);
+        let lacking: Vec<String> = case.needs.iter().filter(|need| !met(**need)).map(Need::to_string).collect();
+        if lacking.is_empty() {
+            let deadline = self.deadline;
+            self.trials.push(Trial::test(name, move || case.run(subjects, deadline).map_err(Into::into)));
+            return;
+        }
+        let reason = format!("lacks {}", lacking.join(", "));
+        let trial = Trial::ignorable_test(format!("{name} [{reason}]"), || Ok(Completion::ignored_with(reason)));
+        self.trials.push(trial.with_ignored_flag(true));
+    }
+
+    /// Runs what the command line asks for, as any test program does.
+    #[must_use]
+    pub fn run(self) -> ExitCode {
+        libtest_mimic::run(&Arguments::from_args(), self.trials).exit_code()
+    }
+}
+
+impl Default for Suite {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl fmt::Debug for Suite {

@@ -132,7 +132,7 @@ impl Shared {
                 return Ok(deliveries);
             }
             let (arrived, dropped) = (pin!(self.arrived.notified()), pin!(self.in_flight.dropped()));
-            drop(select(arrived, dropped).await);
+            select(arrived, dropped).await;
         }
     }
 
@@ -260,6 +260,9 @@ impl Shared {
 
     /// Takes in what was polled, in order.
     pub(crate) fn push(&self, polled: &mut Vec<Polled>) {
+        if polled.is_empty() {
+            return;
+        }
         let mut renewed = Vec::new();
         let mut state = self.state();
         for Polled { place, offset, message } in polled.drain(..) {
@@ -294,32 +297,32 @@ impl Shared {
         Capacity { messages: if bytes == 0 { 0 } else { messages }, bytes }
     }
 
-    /// Whether the buffer is at most half full.
-    pub(crate) fn is_drained(&self) -> bool {
-        let state = self.state();
+    fn is_half_empty(&self, state: &State) -> bool {
         state.fresh.len() <= self.prefetch.messages.max(state.asked.messages) / 2
             && state.fresh_bytes <= self.prefetch.bytes.max(state.asked.bytes) / 2
     }
 
-    /// Waits until there is room, the end, or `most` has passed.
-    pub(crate) fn wait_for_room(&self, most: Duration) {
+    /// Waits until there is room, the end, or `most` has passed. Says whether there is room.
+    pub(crate) fn wait_for_room(&self, most: Duration) -> bool {
+        self.wait_until(most, |state| self.room_in(state).messages > 0)
+    }
+
+    /// Waits until half of the buffer is free, the end, or `most` has passed. Says whether half is free.
+    pub(crate) fn wait_for_half(&self, most: Duration) -> bool {
+        self.wait_until(most, |state| self.is_half_empty(state))
+    }
+
+    fn wait_until(&self, most: Duration, holds: impl Fn(&State) -> bool) -> bool {
         let until = Instant::now() + most;
         let mut state = self.state();
-        while self.room_in(&state).messages == 0 && !state.stop {
+        while !holds(&state) && !state.stop {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
             }
             state = self.wait(state, left);
         }
-    }
-
-    /// Waits for a signal (an ack, a receive, the end) or until `most` has passed.
-    pub(crate) fn wait_for_turn(&self, most: Duration) {
-        let state = self.state();
-        if !state.stop {
-            drop(self.wait(state, most));
-        }
+        holds(&state)
     }
 
     /// The consumer has passed everything below `position`: a hole in the log.

@@ -1,1 +1,131 @@
-//! Placeholder.
+//! One handler, every effect once: the transactional inbox.
+//!
+//! Brokers deliver at least once, so a consumer sees some messages twice. This crate makes the second delivery harmless:
+//! it claims the message's id and runs the handler in one transaction of your database, commits, and only then
+//! acknowledges at the broker. *Each message's database effect is applied once, and none is lost.*
+//!
+//! ```no_run
+//! # #[cfg(feature = "sqlite")]
+//! # mod example {
+//! use inbox::{HandlerError, Inbox, sqlite::{SqliteInboxStore, SqliteTransaction}};
+//!
+//! #[derive(serde::Deserialize)]
+//! struct PaymentCaptured {
+//!     payment_id: String,
+//! }
+//!
+//! async fn on_captured(event: PaymentCaptured, tx: &mut SqliteTransaction<'_>) -> Result<(), HandlerError> {
+//!     inbox::sqlite::sqlx::query("UPDATE payments SET status = 'captured' WHERE id = ?1")
+//!         .bind(event.payment_id)
+//!         .execute(&mut **tx)
+//!         .await?; // `?` means: try again
+//!     Ok(())
+//! }
+//!
+//! async fn consume() -> Result<(), Box<dyn std::error::Error>> {
+//!     let transport = inbox::connect("sqlite:queue.db/payments?group=receipts").await?;
+//!     let store = SqliteInboxStore::builder("app.db")?.migrate_on_start(true).open().await?;
+//!     Inbox::new("receipts", transport, store).on("payment.captured", on_captured).run(std::future::pending()).await?;
+//!     Ok(())
+//! }
+//! # }
+//! ```
+//!
+//! # Features
+//! A feature for each transport and store: `sqlite` (default), `kafka`, `postgres`.
+
+use std::sync::Arc;
+
+pub use inbox_core::*;
+
+#[cfg(feature = "kafka")]
+pub use inbox_kafka as kafka;
+#[cfg(feature = "postgres")]
+pub use inbox_postgres as postgres;
+#[cfg(feature = "sqlite")]
+pub use inbox_sqlite as sqlite;
+
+/// The transports that are known, the feature that brings each, and whether it is on.
+const SCHEMES: [(&str, &str, bool); 3] = [
+    ("sqlite", "sqlite", cfg!(feature = "sqlite")),
+    ("kafka", "kafka", cfg!(feature = "kafka")),
+    ("kafka+tls", "kafka", cfg!(feature = "kafka")),
+];
+
+/// Why no transport takes a URL of this scheme.
+fn unknown(url: &str) -> TransportError {
+    let error = TransportError::new(TransportErrorKind::InvalidConfig, "connect");
+    let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
+    let accepted: Vec<String> = SCHEMES.iter().filter(|(.., on)| *on).map(|(name, ..)| format!("`{name}:`")).collect();
+    let accepted = if accepted.is_empty() { "none, every transport's feature is off".into() } else { accepted.join(", ") };
+    if let Some((_, feature, _)) = SCHEMES.iter().find(|(name, _, on)| *name == scheme && !on) {
+        return error.context(format!(
+            "`{scheme}:` needs the feature `{feature}` of inbox-rs, which is off; accepted now: {accepted}"
+        ));
+    }
+    let shown: String = scheme.chars().filter(|c| c.is_ascii_alphanumeric() || "+-.".contains(*c)).take(20).collect();
+    error.context(format!("no transport takes `{shown}:`; accepted: {accepted}"))
+}
+
+/// Connects a consumer: the URL picks the broker, its keys the subscription.
+///
+/// | URL | feature |
+/// | --- | --- |
+/// | `sqlite:FILE/topic?group=NAME` | `sqlite` |
+/// | `kafka://host:port[,host…]/topic[,topic…]?group=NAME` | `kafka` |
+///
+/// # Errors
+/// `InvalidConfig` for an unknown scheme, a feature that is off, a wrong key; `Unavailable`, `NotFound` and
+/// `Unauthorized` as the broker says, within the transport's connect timeout.
+pub async fn connect(url: &str) -> Result<Arc<dyn Transport>, TransportError> {
+    match url.split_once(':').map(|(scheme, _)| scheme) {
+        #[cfg(feature = "sqlite")]
+        Some("sqlite") => Ok(Arc::new(inbox_sqlite::connect(url).await?)),
+        #[cfg(feature = "kafka")]
+        Some("kafka" | "kafka+tls") => Ok(Arc::new(inbox_kafka::connect(url).await?)),
+        _ => Err(unknown(url)),
+    }
+}
+
+/// Connects a publisher: the same URL as for [`connect`], the group is not needed.
+///
+/// # Errors
+/// As [`connect`].
+pub async fn publisher(url: &str) -> Result<Arc<dyn Publisher>, TransportError> {
+    match url.split_once(':').map(|(scheme, _)| scheme) {
+        #[cfg(feature = "sqlite")]
+        Some("sqlite") => Ok(Arc::new(inbox_sqlite::publisher(url).await?)),
+        #[cfg(feature = "kafka")]
+        Some("kafka" | "kafka+tls") => Ok(Arc::new(inbox_kafka::publisher(url).await?)),
+        _ => Err(unknown(url)),
+    }
+}
+
+/// Makes the topic or queue that a URL names, for tests and first steps; what is there stays as it is.
+///
+/// # Errors
+/// As [`connect`].
+pub async fn provision(url: &str) -> Result<(), TransportError> {
+    match url.split_once(':').map(|(scheme, _)| scheme) {
+        #[cfg(feature = "sqlite")]
+        Some("sqlite") => inbox_sqlite::provision(url).await,
+        #[cfg(feature = "kafka")]
+        Some("kafka" | "kafka+tls") => inbox_kafka::provision(url).await,
+        _ => Err(unknown(url)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_scheme_names_what_is_accepted_and_nothing_else_of_the_url() {
+        let text = unknown("kafak://user:hunter2@host/t").to_string();
+        assert!(text.contains("no transport takes `kafak:`") && !text.contains("hunter2"), "{text}");
+        if cfg!(not(feature = "kafka")) {
+            let text = unknown("kafka://h/t").to_string();
+            assert!(text.contains("needs the feature `kafka`"), "{text}");
+        }
+    }
+}

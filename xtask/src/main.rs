@@ -1,1 +1,60 @@
-fn main() {}
+//! Developer commands: `cargo xtask services up`, `cargo xtask test`, `cargo xtask tidy`.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "this is a program for a terminal")]
+
+mod process;
+mod services;
+mod tidy;
+mod workspace;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Developer commands of this workspace.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// The servers that tests use.
+    #[command(subcommand)]
+    Services(Services),
+    /// Check the house rules that no compiler knows.
+    Tidy,
+}
+
+#[derive(Debug, Subcommand)]
+enum Services {
+    /// Start what is not given in INBOX_TEST_* and does not run yet; print the variables for tests.
+    ///
+    /// Use it as `eval "$(cargo xtask services up)"`, or read target/services/env.sh later.
+    Up,
+    /// End what `up` started.
+    Down,
+    /// Say which can be used; fails when one cannot.
+    Status,
+}
+
+fn main() -> Result<ExitCode> {
+    Ok(match Cli::parse().command {
+        Task::Services(Services::Up) => {
+            print!("{}", services::exports(&services::up()?.variables));
+            ExitCode::SUCCESS
+        }
+        Task::Services(Services::Down) => {
+            services::down()?;
+            ExitCode::SUCCESS
+        }
+        Task::Services(Services::Status) => success(services::status()?),
+        Task::Tidy => success(tidy::report(&tidy::run()?)),
+    })
+}
+
+fn success(whether: bool) -> ExitCode {
+    if whether { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

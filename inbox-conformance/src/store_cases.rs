@@ -1,0 +1,539 @@
+//! One case for each guarantee of a store.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use inbox_core::{
+    Blame, BoxError, Candidate, Claim, Claims, ConsumerId, InboxStore, Limits, Message, MessageId, Source, StoreError,
+    StoreErrorKind,
+    failure_store::{Failure, FailureStore, Reason},
+    maintenance::{Counts, Maintenance},
+    operator::Operator,
+};
+use tokio::{
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use uuid::Uuid;
+
+use crate::{
+    ensure, ensure_eq,
+    harness::{CaseResult, StoreSubject, Tx, unique, until, waiting},
+    suite::{Case, Stage, cases},
+};
+
+pub(crate) fn all<S: StoreSubject>() -> Vec<Case<Arc<S>>> {
+    cases![StoreStage<S>:
+        s01_one_committed_transaction_gets_new,
+        s02_a_claim_lives_as_long_as_its_transaction,
+        s03_a_claim_waits_for_an_open_one,
+        s04_another_fingerprint_is_a_conflict,
+        s05_an_unclaimed_id_is_new_again,
+        s06_an_unresolved_id_stops_the_commit,
+        s07_a_swallowed_error_stops_the_commit,
+        s08_a_handlers_own_commit_or_rollback_keeps_nothing [RawTransactionControl],
+        s09_commit_is_visible_to_everybody,
+        s10_attempts_are_counted_until_there_is_a_claim,
+        s11_giving_up_is_part_of_the_transaction,
+        s12_kept_copies_share_a_row,
+        s13_consumers_are_independent,
+        s14_migrate_may_run_again_and_at_once,
+        s15_a_handlers_error_is_the_messages,
+        s16_overlapping_claims_never_deadlock,
+        s17_the_operator_sees_what_is_there,
+    ]
+}
+
+/// A store with a fresh consumer and scope of effects.
+pub(crate) struct StoreStage<S: StoreSubject> {
+    subject: Arc<S>,
+    store: Arc<S::Store>,
+    name: String,
+    consumer: ConsumerId,
+}
+
+// Not derived: `S` itself is not cloned.
+impl<S: StoreSubject> Clone for StoreStage<S> {
+    fn clone(&self) -> Self {
+        Self {
+            subject: Arc::clone(&self.subject),
+            store: Arc::clone(&self.store),
+            name: self.name.clone(),
+            consumer: self.consumer,
+        }
+    }
+}
+
+impl<S: StoreSubject> Stage for StoreStage<S> {
+    type Subjects = Arc<S>;
+
+    async fn set(subject: Arc<S>) -> Result<Self, BoxError> {
+        let store = waiting("the store to open", subject.open()).await?;
+        let name = unique("consumer");
+        let consumer = store.register(&name).await?;
+        Ok(Self { subject, store, name, consumer })
+    }
+}
+
+fn ids<const N: usize>() -> [MessageId; N] {
+    std::array::from_fn(|_| MessageId::from_uuid(Uuid::now_v7()))
+}
+
+fn candidate(id: MessageId) -> Candidate {
+    Candidate { id, fingerprint: 1, time: id.time() }
+}
+
+fn candidates(ids: &[MessageId]) -> Vec<Candidate> {
+    ids.iter().copied().map(candidate).collect()
+}
+
+/// Long enough that no claim of a case that should succeed runs into it.
+const PATIENT: Limits = Limits { claim_wait: Duration::from_secs(20), statement_timeout: Duration::from_secs(30) };
+
+fn failure(id: MessageId, reason: Reason, fingerprint: i32) -> Failure {
+    let message = Message::new(Bytes::from_static(b"\0body \xff")).id("id \0 \u{1f980}").kind("kind").header("h", "v");
+    let source = Source::new("topic").coordinates("3/17");
+    Failure { id, fingerprint, reason, error: "what went wrong".to_owned(), message, source }
+}
+
+impl<S: StoreSubject> StoreStage<S> {
+    /// The same database as another process sees it.
+    async fn elsewhere(&self) -> Result<Self, BoxError> {
+        let store = waiting("another store object", self.subject.open()).await?;
+        let consumer = store.register(&self.name).await?;
+        ensure_registered(consumer, self.consumer)?;
+        Ok(Self { store, ..self.clone() })
+    }
+
+    /// Begins and claims; what may succeed later is tried again, as a single writer needs it.
+    async fn claim(&self, candidates: &[Candidate]) -> Result<(Tx<S>, Claims), BoxError> {
+        waiting(format!("a claim of {} ids", candidates.len()), async {
+            loop {
+                match self.try_claim(&PATIENT, candidates).await {
+                    Ok(claimed) => return Ok(claimed),
+                    Err(error) if error.is_retryable() => sleep(Duration::from_millis(5)).await,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        })
+        .await
+    }
+
+    async fn try_claim(&self, limits: &Limits, candidates: &[Candidate]) -> Result<(Tx<S>, Claims), StoreError> {
+        let mut tx = self.store.begin(limits).await?;
+        match self.store.claim(&mut tx, self.consumer, candidates).await {
+            Ok(claims) => Ok((tx, claims)),
+            Err(error) => {
+                drop(self.store.rollback(tx).await);
+                Err(error)
+            }
+        }
+    }
+
+    async fn apply(&self, tx: &mut Tx<S>, id: MessageId) -> CaseResult {
+        let applied = self.subject.apply(tx, &self.name, &id.to_string()).await;
+        applied.map_err(|error| format!("an effect could not be applied: {error:?}").into())
+    }
+
+    /// Claims, applies the effect of each `New` id and commits.
+    async fn process(&self, ids: &[MessageId]) -> Result<Vec<MessageId>, BoxError> {
+        let (mut tx, mut claims) = self.claim(&candidates(ids)).await?;
+        let new: Vec<MessageId> = ids.iter().copied().filter(|id| claims.get(*id) == Some(Claim::New)).collect();
+        for id in &new {
+            self.apply(&mut tx, *id).await?;
+            claims.done(*id);
+        }
+        self.store.commit(tx, claims).await?;
+        Ok(new)
+    }
+
+    /// Looks what a claim of `ids` finds, and takes it back.
+    async fn found(&self, ids: &[MessageId]) -> Result<Vec<Option<Claim>>, BoxError> {
+        let (tx, claims) = self.claim(&candidates(ids)).await?;
+        self.store.rollback(tx).await?;
+        Ok(ids.iter().map(|id| claims.get(*id)).collect())
+    }
+
+    async fn effects_are(&self, ids: &[MessageId], when: &str) -> CaseResult {
+        let effects = waiting("the effects", self.subject.effects(&self.name)).await?;
+        let expected: Vec<String> = ids.iter().map(MessageId::to_string).collect();
+        ensure_eq!(effects, expected, "the effects {when}");
+        Ok(())
+    }
+
+    /// Neither claims nor effects are there.
+    async fn nothing_of(&self, ids: &[MessageId], after: &str) -> CaseResult {
+        self.effects_are(&[], after).await?;
+        let found = self.found(ids).await?;
+        ensure_eq!(found, vec![Some(Claim::New); ids.len()], "what a claim finds {after}");
+        Ok(())
+    }
+}
+
+fn ensure_registered(again: ConsumerId, first: ConsumerId) -> CaseResult {
+    ensure_eq!(again, first, "the number of a consumer registered twice");
+    Ok(())
+}
+
+fn kind_of<T>(result: Result<T, StoreError>) -> Result<(), StoreErrorKind> {
+    result.map(drop).map_err(|error| error.kind())
+}
+
+async fn s01_one_committed_transaction_gets_new<S: StoreSubject>(stage: StoreStage<S>) -> CaseResult {
+    let ids: [MessageId; 20] = ids();
+    let mut racers = JoinSet::new();
+    for _ in 0..6 {
+        let racer = stage.elsewhere().await?;
+        let mut mine = ids;
+        fastrand::shuffle(&mut mine);
+        racers.spawn(async move { racer.process(&mine).await });
+    }
+    let mut new = Vec::new();
+    while let Some(racer) = racers.join_next().await {
+        new.extend(racer??);
+    }
+    new.sort_unstable();
+    ensure_eq!(new, ids.to_vec(), "the ids that were New to some committed transaction");
+    let mut effects = stage.subject.effects(&stage.name).await?;
+    effects.sort_unstable();
+    ensure_eq!(effects, ids.map(|id| id.to_string()).to_vec(), "the effects");
+    Ok(())
+}
+
+async fn s02_a_claim_lives_as_long_as_its_transaction<S: StoreSubject>(stage: StoreStage<S>) -> CaseResult {
+    let [a, b] = ids();
+    let (mut tx, mut claims) = stage.claim(&candidates(&[a, b])).await?;
+    stage.apply(&mut tx, a).await?;
+    claims.done(a);
+    stage.store.rollback(tx).await?;
+    stage.nothing_of(&[a, b], "after a rollback").await?;
+    let (mut tx, _claims) = stage.claim(&candidates(&[a, b])).await?;
+    stage.apply(&mut tx, a).await?;
+    drop(tx);
+    stage.nothing_of(&[a, b], "after a transaction was dropped").await
+}
+
+async fn s03_a_claim_waits_for_an_open_one<S: StoreSubject>(stage: StoreStage<S>) -> CaseResult {
+    for (commits, expected) in [(true, Claim::Duplicate), (false, Claim::New)] {
+        let [id] = ids();
+        let (mut tx, mut claims) = stage.claim(&[candidate(id)]).await?;
+        let other = stage.elsewhere().await?;
+        let mut waiter = JoinSet::new();
+        waiter.spawn(async move { other.found(&[id]).await });
+        // Too short a wait proves nothing but can only let a wrong store pass, never fail a right one.
+        if let Ok(Some(early)) = timeout(Duration::from_millis(150), waiter.join_next()).await {
+            return Err(format!("a claim did not wait for the open one, it found {:?}", early?).into());
+        }
+        stage.apply(&mut tx, id).await?;
+        claims.done(id);
+        if commits { stage.store.commit(tx, claims).await? } else { stage.store.rollback(tx).await? }
+        let found = waiting("the claim that waited", waiter.join_next()).await.ok_or("no waiter")???;
+        ensure_eq!(found, vec![Some(expected)], "what the waiting claim found (the first one commits: {commits})");
+    }
+    let [held, free] = ids();
+    let (tx, _claims) = stage.claim(&[candidate(held)]).await?;
+    let other = stage.elsewhere().await?;
+    let impatient = Limits { claim_wait: Duration::from_millis(100), ..PATIENT };
+    let answer = waiting("the bound of a claim's wait", other.try_claim(&impatient, &candidates(&[free, held]))).await;
+    let kind = kind_of(answer);
+    // With a single writer it is `begin` that waits, and the database is what is not there.
+    let fits = kind == Err(StoreErrorKind::ClaimTimeout)
+        || (!stage.subject.features().concurrent && kind.is_err_and(StoreErrorKind::is_retryable));
+    ensure!(fits, "a claim that waited too long says {kind:?}");
+    stage.store.rollback(tx).await?;
+    let found = stage.found(&[free, held]).await?;
+    ensure_eq!(found, vec![Some(Claim::New); 2], "what is left of a claim that waited too long");
+    Ok(())
+}
+
+async fn s04_another_fingerprint_is_a_conflict<S: StoreSubject>(stage: StoreStage<S>) -> CaseResult {
+    let [a, b] = ids();
+    stage.process(&[a]).await?;
+    let other = |id, fingerprint| Candidate { fingerprint, ..candidate(id) };
+    for fingerprint in [0, -1, i32::MIN, i32::MAX] {
+        let (tx, claims) = stage.claim(&[other(a, fingerprint), other(b, fingerprint)]).await?;
+        stage.store.rollback(tx).await?;
+        let found = (claims.get(a), claims.get(b));
+        ensure_eq!(found, (Some(Claim::Conflict), Some(Claim::New)), "fingerprint {fingerprint} against 1, and a new id");
+    }
+    ensure_eq!(stage.found(&[a]).await?, vec![Some(Claim::Duplicate)], "the same fingerprint again");
+    Ok(())
+}
+
+async fn s05_an_unclaimed_id_is_new_again<S: StoreSubject>(stage: StoreStage<S>) -> CaseResult {
+    let [a, b, c] = ids();
+    let (mut tx, mut claims) = stage.claim(&candidates(&[a, b, c])).await?;
+    stage.apply(&mut tx, a).await?;
+    claims.done(a);
+    stage.store.unclaim(&mut tx, &mut claims, &[b, c]).await?;
+    ensure_eq!((claims.get(b), claims.new_ids()), (None, 1), "what the claims say after `unclaim`");
+    let other = stage.elsewhere().await?;
+    let mut waiter = JoinSet::new();
+    waiter.spawn(async move { other.found(&[b]).await });
+    stage.store.commit(tx, claims).await?;
+    let found = waiting("the claim that waited", waiter.join_next()).await.ok_or("no waiter")???;
+    ensure_eq!(found, vec![Some(Claim::New)], "what a claim that waited finds of an unclaimed id");
+    let found = stage.found(&[a, b, c]).await?;
+    ensure_eq!(found, [Claim::Duplicate, Claim::New, Claim::New].map(Some).to_vec(), "after the commit");
+    stage.effects_are(&[a], "after the commit").await
+}
+
+async fn s06_an_unresolved_id_stops_the_commit<S: StoreSubject>(stage: StoreStage<S>) -> CaseResult {
+    let [a, b] = ids();
+    let (mut tx, mut claims) = stage.claim(&candidates(&[a, b])).await?;
+    stage.apply(&mut tx, a).await?;
+    claims.done(a);
+    let answer = kind_of(stage.store.commit(tx, claims).await);
+    ensure_eq!(answer, Err(StoreErrorKind::Unresolved), "commit with an id of which nothing was said");
+    stage.nothing_of(&[a, b], "after that commit").await
+}
+
+async fn s07_a_swallowed_error_stops_the_commit<S: StoreSubject>(stage: StoreStage<S>) -> CaseResult {
+    let [a, b] = ids();
+    let (mut tx, mut claims) = stage.claim(&candidates(&[a, b])).await?;
+    stage.apply(&mut tx, a).await?;
+    ensure!(stage.subject.failing_statement(&mut tx).await.is_err(), "the failing statement did not fail");
+    // What a handler that swallows the error would go on with; it may be refused.
+    drop(stage.subject.apply(&mut tx, &stage.name, "after the swallowed error").await);
+    claims.done(a);
+    claims.done(b);
+    let checked = kind_of(stage.store.check(&mut tx, &claims).await);
+    ensure!(checked.is_err(), "check found nothing wrong after a failed statement");
+    let answer = kind_of(stage.store.commit(tx, claims).await);
+    ensure_eq!(answer, Err(StoreErrorKind::TransactionAborted), "commit after a swallowed error");
+    stage.nothing_of(&[a, b], "after that commit").await
+}
+
+async fn s08_a_handlers_own_commit_or_rollback_keeps_nothing<S: StoreSubject>(stage: StoreStage<S>) -> CaseResult {
+    for commits in [true, false] {
+        let [a, b] = ids();
+        let sent = if commits { "COMMIT" } else { "ROLLBACK" };
+        let (mut tx, mut claims) = stage.claim(&candidates(&[a, b])).await?;
+        stage.apply(&mut tx, a).await?;
+        claims.done(a);
+        let answer = if commits {
+            stage.subject.raw_commit(&mut tx).await
+        } else {
+            stage.subject.raw_rollback(&mut tx).await
+        };
+        // Whether the statement itself is refused is the store's choice; so are those that follow.
+        drop(answer);
+        drop(stage.subject.apply(&mut tx, &stage.name, &b.to_string()).await);
+        claims.done(b);
+        let checked = kind_of(stage.store.check(&mut tx, &claims).await);
+        ensure_eq!(checked, Err(StoreErrorKind::TransactionEscaped), "check after the handler's own {sent}");
+        let answer = kind_of(stage.store.commit(tx, claims).await);
+        ensure_eq!(answer, Err(StoreErrorKind::TransactionEscaped), "commit after the handler's own {sent}");
+        stage.nothing_of(&[a, b], &format!("after the handler's own {sent}")).await?;
+    }
+    Ok(())
+}
+
+async fn s09_commit_is_visible_to_everybody<S: StoreSubject>(stage: StoreStage<S>) -> CaseResult {
+    let [a, b] = ids();
+    stage.process(&[b, a]).await?;
+    stage.effects_are(&[b, a], "after the commit").await?;
+    let other = stage.elsewhere().await?;
+    ensure_eq!(other.found(&[a, b]).await?, vec![Some(Claim::Duplicate); 2], "what another store object finds");
+    ensure_eq!(other.process(&[a, b]).await?, vec![], "what is New in a batch of duplicates that commits");
+    stage.effects_are(&[b, a], "after a batch of duplicates").await
+}
+
+async fn s10_attempts_are_counted_until_there_is_a_claim<S: StoreSubject>(stage: StoreStage<S>) -> CaseResult {
+    let [a] = ids();
+    let other = stage.elsewhere().await?;
+    for (n, at) in [&stage, &other, &stage].into_iter().enumerate() {
+        let counted = at.store.record_attempt(stage.consumer, &failure(a, Reason::Retrying, 1)).await?;
+        ensure_eq!(counted.map(|n| n as usize), Some(n + 1), "the attempts counted so far");
+    }
+    let rows = stage.store.failures(&stage.name, 10).await?;
+    ensure!(
+        matches!(&rows[..], [row] if row.reason == Reason::Retrying && row.attempts == 3 && row.body.is_none()),
+        "the row of an id that is still tried is {rows:?}"
+    );
+    let (mut tx, _claims) = stage.claim(&[candidate(a)]).await?;
+    stage.store.forget_attempts(&mut tx, stage.consumer, a).await?;
+    stage.store.rollback(tx).await?;
+    let counted = stage.store.record_attempt(stage.consumer, &failure(a, Reason::Retrying, 1)).await?;
+    ensure_eq!(counted, Some(4), "attempts after a rolled back success");
+    let (mut tx, mut claims) = stage.claim(&[candidate(a)]).await?;
+    stage.store.forget_attempts(&mut tx, stage.consumer, a).await?;
+    claims.done(a);
+    stage.store.commit(tx, claims).await?;
+    let counted = other.store.record_attempt(stage.consumer, &failure(a, Reason::Retrying, 1)).await?;
+    ensure_eq!(counted, None, "an attempt of an id that has a claim");
+    ensure_eq!(stage.store.failures(&stage.name, 10).await?.len(), 0, "rows after success");
+    let counts = stage.store.counts(stage.consumer).await?;
+    ensure_eq!(counts, Counts { claims: 1, retrying: 0, quarantined: 0 }, "counts after success");
+    Ok(())
+}
+
+async fn s11_giving_up_is_part_of_the_transaction<S: StoreSubject>(stage: StoreStage<S>) -> CaseResult {
+    let [a, b] = ids();
+    for _ in 0..2 {
+        stage.store.record_attempt(stage.consumer, &failure(a, Reason::Retrying, 1)).await?;
+    }
+    let given_up = failure(a, Reason::MaxAttempts, 1);
+    let (mut tx, mut claims) = stage.claim(&candidates(&[a, b])).await?;
+    stage.store.give_up(&mut tx, &mut claims, &given_up).await?;
+    stage.store.rollback(tx).await?;
+    let counts = stage.store.counts(stage.consumer).await?;
+    ensure_eq!(counts, Counts { claims: 0, retrying: 1, quarantined: 0 }, "counts after a rollback");
+    let (mut tx, mut claims) = stage.claim(&candidates(&[a, b])).await?;
+    stage.store.give_up(&mut tx, &mut claims, &given_up).await?;
+    stage.apply(&mut tx, b).await?;
+    claims.done(b);
+    stage.store.commit(tx, claims).await?;
+    let rows = stage.store.failures(&stage.name, 10).await?;
+    let [row] = &rows[..] else { return Err(format!("one row expected: {rows:?}").into()) };
+    ensure_eq!((row.id, row.reason, row.attempts, row.seen), (a, Reason::MaxAttempts, 2, 1), "the row");
+    ensure_eq!(row.body, Some(given_up.message.body.clone()), "the row's body");
+    ensure_eq!(row.id_text, given_up.message.id.as_ref().map(|id| id.as_bytes().clone()), "the row's id text");
+    ensure_eq!((row.kind.as_deref(), &*row.error), (Some("kind"), "what went wrong"), "the row's kind and error");
+    ensure_eq!(row.source, given_up.source, "the row's source");
+    ensure_eq!(stage.found(&[a, b]).await?, vec![Some(Claim::Duplicate); 2], "what a claim finds");
+    let counted = stage.store.record_attempt(stage.consumer, &failure(a, Reason::Retrying, 1)).await?;
+    ensure_eq!(counted, None, "an attempt of an id that was given up");
+    stage.effects_are(&[b], "of the rest of the batch").await
+}
+
+async fn s12_kept_copies_share_a_row<S: StoreSubject>(stage: StoreStage<S>) -> CaseResult {
+    let [a, b] = ids();
+    stage.process(&[a]).await?;
+    let keep = async |fingerprint, commits| {
+        let (mut tx, claims) = stage.claim(&[candidate(a)]).await?;
+        let conflict = failure(b, Reason::IdConflict, fingerprint);
+        stage.store.keep(&mut tx, stage.consumer, &conflict).await?;
+        if commits { stage.store.commit(tx, claims).await? } else { stage.store.rollback(tx).await? }
+        let mut rows = stage.store.failures(&stage.name, 10).await?;
+        rows.sort_by_key(|row| row.seen);
+        Ok::<_, BoxError>(rows.iter().map(|row| row.seen).collect::<Vec<_>>())
+    };
+    ensure_eq!(keep(2, false).await?, Vec::<u32>::new(), "rows after a rollback");
+    ensure_eq!(keep(2, true).await?, vec![1], "copies seen, by row, after the first one");
+    ensure_eq!(keep(2, true).await?, vec![2], "copies seen, by row, after the same content again");
+    ensure_eq!(keep(3, true).await?, vec![1, 2], "copies seen, by row, after another content");
+    let rows = stage.store.failures(&stage.name, 10).await?;
+    ensure!(rows.iter().all(|row| row.reason == Reason::IdConflict && row.body.is_some()), "rows: {rows:?}");
+    Ok(())
+}
+
+async fn s13_consumers_are_independent<S: StoreSubject>(stage: StoreStage<S>) -> CaseResult {
+    let [a] = ids();
+    stage.process(&[a]).await?;
+    let again = stage.elsewhere().await?;
+    ensure_registered(again.consumer, stage.consumer)?;
+    let name = unique("another-consumer");
+    let mut registering = JoinSet::new();
+    for _ in 0..4 {
+        let (store, name) = (Arc::clone(&stage.store), name.clone());
+        registering.spawn(async move { store.register(&name).await });
+    }
+    let mut numbers = BTreeSet::new();
+    while let Some(number) = registering.join_next().await {
+        numbers.insert(number??);
+    }
+    let numbers: Vec<ConsumerId> = numbers.into_iter().collect();
+    let [number] = numbers[..] else { return Err(format!("one name, registered at once: {numbers:?}").into()) };
+    ensure!(number != stage.consumer, "two names share number {number:?}");
+    let other = StoreStage { name, consumer: number, ..stage.clone() };
+    ensure_eq!(other.found(&[a]).await?, vec![Some(Claim::New)], "what another consumer finds of the id");
+    ensure_eq!(other.process(&[a]).await?, vec![a], "what is New to another consumer");
+    ensure_eq!(stage.found(&[a]).await?, vec![Some(Claim::Duplicate)], "what the first consumer finds");
+    Ok(())
+}
+
+async fn s14_migrate_may_run_again_and_at_once<S: StoreSubject>(stage: StoreStage<S>) -> CaseResult {
+    let [a] = ids();
+    stage.process(&[a]).await?;
+    let mut migrations = JoinSet::new();
+    for _ in 0..4 {
+        let store = stage.subject.open().await?;
+        migrations.spawn(async move { store.migrate().await });
+    }
+    while let Some(migration) = waiting("migrations", migrations.join_next()).await {
+        migration??;
+    }
+    ensure_eq!(stage.found(&[a]).await?, vec![Some(Claim::Duplicate)], "what a claim finds after migrating again");
+    stage.effects_are(&[a], "after migrating again").await
+}
+
+#[derive(Debug)]
+struct Plain;
+
+impl std::fmt::Display for Plain {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Text that a store which reads texts would fall for.
+        f.write_str("deadlock detected: connection reset by peer (40001)")
+    }
+}
+
+impl std::error::Error for Plain {}
+
+async fn s15_a_handlers_error_is_the_messages<S: StoreSubject>(stage: StoreStage<S>) -> CaseResult {
+    ensure_eq!(stage.store.classify(&Plain), Blame::Message, "an error that only reads like the database's");
+    let (mut tx, _claims) = stage.claim(&[]).await?;
+    let Err(error) = stage.subject.failing_statement(&mut tx).await else {
+        return Err("the failing statement did not fail".into());
+    };
+    stage.store.rollback(tx).await?;
+    ensure_eq!(stage.store.classify(error.cause()), Blame::Message, "a statement that is wrong");
+    Ok(())
+}
+
+async fn s16_overlapping_claims_never_deadlock<S: StoreSubject>(stage: StoreStage<S>) -> CaseResult {
+    for _ in 0..5 {
+        let ids: [MessageId; 300] = ids();
+        let mut racers = JoinSet::new();
+        for n in 0..4 {
+            let racer = stage.elsewhere().await?;
+            let mut mine = ids[n * 20..n * 20 + 240].to_vec();
+            if n % 2 == 0 { mine.reverse() } else { fastrand::shuffle(&mut mine) }
+            racers.spawn(async move {
+                // Claimed once, so that contention is seen and not tried again.
+                let (tx, mut claims) = racer.once(&mine).await?;
+                let new: Vec<MessageId> = mine.into_iter().filter(|id| claims.get(*id) == Some(Claim::New)).collect();
+                new.iter().for_each(|id| claims.done(*id));
+                racer.store.commit(tx, claims).await?;
+                Ok::<_, BoxError>(new.len())
+            });
+        }
+        let mut new = 0;
+        while let Some(racer) = waiting("overlapping claims", racers.join_next()).await {
+            new += racer??;
+        }
+        ensure_eq!(new, 300, "New ids of four overlapping batches");
+    }
+    Ok(())
+}
+
+impl<S: StoreSubject> StoreStage<S> {
+    /// Begins and claims; only a single writer's full queue is waited out.
+    async fn once(&self, ids: &[MessageId]) -> Result<(Tx<S>, Claims), BoxError> {
+        if self.subject.features().concurrent {
+            Ok(self.try_claim(&PATIENT, &candidates(ids)).await?)
+        } else {
+            self.claim(&candidates(ids)).await
+        }
+    }
+}
+
+async fn s17_the_operator_sees_what_is_there<S: StoreSubject>(stage: StoreStage<S>) -> CaseResult {
+    let nobody = stage.store.counts_of(&unique("nobody")).await?;
+    ensure_eq!(nobody, Counts::default(), "counts of a consumer that is not there");
+    let all: [MessageId; 5] = ids();
+    for id in all {
+        let (mut tx, mut claims) = stage.claim(&[candidate(id)]).await?;
+        stage.store.give_up(&mut tx, &mut claims, &failure(id, Reason::Rejected, 1)).await?;
+        stage.store.commit(tx, claims).await?;
+    }
+    let [retried] = ids();
+    stage.store.record_attempt(stage.consumer, &failure(retried, Reason::Retrying, 1)).await?;
+    let rows = stage.store.failures(&stage.name, 3).await?;
+    let seen: Vec<MessageId> = rows.iter().map(|row| row.id).collect();
+    ensure_eq!(seen, all[..3].to_vec(), "the oldest three failures");
+    let expected = Counts { claims: 5, retrying: 1, quarantined: 5 };
+    ensure_eq!(stage.store.counts_of(&stage.name).await?, expected, "counts by name");
+    ensure_eq!(stage.store.counts(stage.consumer).await?, expected, "counts by number");
+    until("all failures", || async { Ok(stage.store.failures(&stage.name, 100).await?.len() == 6) }).await
+}

@@ -1,0 +1,81 @@
+//! From sqlx's errors to ours. SQLite's codes, never its texts.
+
+use std::error::Error;
+
+use inbox_core::{Blame, StoreError, StoreErrorKind, TransportError, TransportErrorKind};
+
+// Primary result codes, <https://www.sqlite.org/rescode.html>.
+const BUSY: i32 = 5;
+const LOCKED: i32 = 6;
+const NOMEM: i32 = 7;
+const READONLY: i32 = 8;
+const IOERR: i32 = 10;
+const CORRUPT: i32 = 11;
+const FULL: i32 = 13;
+const CANTOPEN: i32 = 14;
+const PROTOCOL: i32 = 15;
+const NOTADB: i32 = 26;
+
+/// Whose fault an error of sqlx is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Class {
+    Unavailable,
+    Contention,
+    Config,
+    Other,
+}
+
+fn class(error: &sqlx::Error) -> Class {
+    match error {
+        sqlx::Error::Database(database) => {
+            let code = database.code().and_then(|code| code.parse::<i32>().ok()).unwrap_or_default();
+            // Extended codes carry the primary one in their lowest byte.
+            match code & 0xff {
+                BUSY | LOCKED => Class::Contention,
+                NOMEM | READONLY | IOERR | FULL | PROTOCOL => Class::Unavailable,
+                CANTOPEN | NOTADB | CORRUPT => Class::Config,
+                _ => Class::Other,
+            }
+        }
+        sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::WorkerCrashed => {
+            Class::Unavailable
+        }
+        sqlx::Error::Configuration(_) => Class::Config,
+        _ => Class::Other,
+    }
+}
+
+pub(crate) fn store(error: sqlx::Error, operation: &'static str) -> StoreError {
+    let kind = match class(&error) {
+        Class::Unavailable => StoreErrorKind::Unavailable,
+        Class::Contention => StoreErrorKind::Contention,
+        Class::Config => StoreErrorKind::InvalidConfig,
+        Class::Other => StoreErrorKind::Unexpected,
+    };
+    StoreError::new(kind, operation).source(error)
+}
+
+pub(crate) fn transport(error: sqlx::Error, operation: &'static str) -> TransportError {
+    let kind = match class(&error) {
+        Class::Unavailable | Class::Contention => TransportErrorKind::Unavailable,
+        Class::Config => TransportErrorKind::InvalidConfig,
+        Class::Other => TransportErrorKind::Unexpected,
+    };
+    TransportError::new(kind, operation).source(error)
+}
+
+/// Whose fault an error of a handler is.
+pub(crate) fn blame(error: &(dyn Error + 'static)) -> Blame {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<sqlx::Error>() {
+            return match class(error) {
+                Class::Unavailable => Blame::Infrastructure,
+                Class::Contention => Blame::Contention,
+                Class::Config | Class::Other => Blame::Message,
+            };
+        }
+        cause = error.source();
+    }
+    Blame::Message
+}

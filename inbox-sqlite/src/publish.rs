@@ -1,0 +1,72 @@
+//! The producing side of the queue.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use inbox_core::{Message, Publisher, TransportError, clock, envelope};
+use sqlx::{SqlitePool, sqlite::SqliteSynchronous};
+
+use crate::{error, queue::QueueConfig, sql::queue as sql, time::millis};
+
+/// Publishes to a topic in a file, durably: one transaction a call.
+#[derive(Clone, Debug)]
+pub struct SqlitePublisher {
+    pool: SqlitePool,
+    topic: i64,
+}
+
+impl SqlitePublisher {
+    /// Opens the topic, which must exist.
+    ///
+    /// # Errors
+    /// `NotFound` when file or topic are missing.
+    pub async fn connect(config: &QueueConfig) -> Result<Self, TransportError> {
+        let pool = config.pool(false, SqliteSynchronous::Full, 1).await?;
+        let topic = config.topic_id(&pool).await?;
+        Ok(Self { pool, topic })
+    }
+
+    async fn store(&self, messages: &[Message]) -> Result<(), sqlx::Error> {
+        let mut tx = self.pool.begin_with("BEGIN IMMEDIATE").await?;
+        let now = millis(clock::now());
+        for message in messages {
+            sqlx::query(sql::PUBLISH)
+                .bind(self.topic)
+                .bind(message.id.as_ref().map(|id| id.as_bytes().to_vec()))
+                .bind(message.kind.clone())
+                .bind(message.key.as_ref().map(|key| key.to_vec()))
+                .bind((!message.headers.is_empty()).then(|| envelope::encode_headers(&message.headers)))
+                .bind(message.origin.clone())
+                .bind(message.produced_at.map(millis))
+                .bind(now)
+                .bind(message.body.to_vec())
+                .execute(&mut *tx)
+                .await?;
+        }
+        tx.commit().await
+    }
+}
+
+#[async_trait]
+impl Publisher for SqlitePublisher {
+    async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), TransportError>> {
+        // A task of its own: dropping this future must not cut a transaction in half on a pooled connection.
+        let publisher = self.clone();
+        let count = messages.len();
+        let stored = crate::transport::spawn(async move { publisher.store(&messages).await }).await;
+        let outcome = match stored {
+            Ok(Ok(())) => return (0..count).map(|_| Ok(())).collect(),
+            Ok(Err(error)) => inbox_core::report(&error::transport(error, "publish")),
+            Err(error) => error.to_string(),
+        };
+        let failed = || {
+            TransportError::new(inbox_core::TransportErrorKind::Unavailable, "publish").context(outcome.clone())
+        };
+        (0..count).map(|_| Err(failed())).collect()
+    }
+
+    async fn close(&self, deadline: Duration) -> Result<(), TransportError> {
+        drop(tokio::time::timeout(deadline, self.pool.close()).await);
+        Ok(())
+    }
+}

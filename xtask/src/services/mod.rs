@@ -1,0 +1,248 @@
+//! Real servers for tests: plain processes on 127.0.0.1, their data under `target/services/`.
+//!
+//! A service whose URL is given in the environment is used and not started. Each start begins with empty data.
+
+mod kafka;
+mod packages;
+mod postgres;
+mod state;
+
+use std::{
+    env,
+    fs::{self, File},
+    net::{Ipv4Addr, TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+
+use self::{packages::Need, state::Running};
+use crate::{
+    process::{kill_tree, signal, wait_until},
+    workspace,
+};
+
+/// How long a service may take to come up or go down.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A kind of server that can be started here.
+struct Service {
+    /// Its name, also of its folder.
+    name: &'static str,
+    /// The environment variable of its URL.
+    variable: &'static str,
+    /// What must be installed.
+    needs: &'static [Need],
+    /// Starts it and waits until it serves; on failure nothing of it is left running.
+    start: fn(&Start<'_>) -> Result<Running>,
+    /// The signal that asks it to end.
+    stop: &'static str,
+}
+
+/// What a service gets for its start.
+struct Start<'a> {
+    /// `target/services`.
+    folder: &'a Path,
+    /// Its last run here.
+    last: Option<&'a Running>,
+}
+
+impl Start<'_> {
+    /// The port of the last run when it is free, otherwise any free one.
+    fn port(&self) -> Result<u16> {
+        match self.last {
+            Some(last) if TcpListener::bind((Ipv4Addr::LOCALHOST, last.port)).is_ok() => Ok(last.port),
+            _ => free_port(),
+        }
+    }
+}
+
+/// Further services are added here, each in a file of its own.
+const ALL: &[Service] = &[postgres::SERVICE, kafka::SERVICE];
+
+/// What `up` found and did.
+#[derive(Debug)]
+pub(crate) struct Up {
+    /// The variables for tests.
+    pub(crate) variables: Vec<(&'static str, String)>,
+    /// Whether this call started any.
+    pub(crate) started: bool,
+}
+
+/// Brings every service up that is not given; those that already run are left as they are.
+pub(crate) fn up() -> Result<Up> {
+    let folder = folder()?;
+    let _lock = lock(&folder)?;
+    let mut state = state::read(&folder.join("state"));
+    install(&folder, &state)?;
+    let mut up = Up { variables: Vec::new(), started: false };
+    for service in ALL {
+        let last = state.iter().position(|running| running.name == service.name);
+        let url = match given(service, &state) {
+            Some(url) => {
+                eprintln!("{}: {} is given", service.name, service.variable);
+                url
+            }
+            None => match last.map(|at| &state[at]).filter(|running| running.alive()) {
+                Some(running) => {
+                    eprintln!("{}: is up on port {}", service.name, running.port);
+                    running.url.clone()
+                }
+                None => {
+                    let running = start(service, &Start { folder: &folder, last: last.map(|at| &state[at]) })?;
+                    let url = running.url.clone();
+                    state.retain(|other| other.name != service.name);
+                    state.push(running);
+                    // At once: when the next one fails, `down` must still know of this one.
+                    state::write(&folder.join("state"), &state)?;
+                    up.started = true;
+                    url
+                }
+            },
+        };
+        up.variables.push((service.variable, url));
+    }
+    fs::write(folder.join("env.sh"), exports(&up.variables)).context("cannot write env.sh")?;
+    Ok(up)
+}
+
+/// Ends what `up` started, and nothing else.
+pub(crate) fn down() -> Result<()> {
+    let folder = folder()?;
+    let _lock = lock(&folder)?;
+    let file = folder.join("state");
+    let mut state = state::read(&file);
+    for running in &mut state {
+        if running.alive() {
+            let stop = ALL.iter().find(|service| service.name == running.name).map_or("TERM", |service| service.stop);
+            end(running, stop)?;
+            eprintln!("{}: ended", running.name);
+        } else {
+            eprintln!("{}: is not running", running.name);
+        }
+        running.pid = 0;
+    }
+    state::write(&file, &state)
+}
+
+/// Says of every service whether it can be used; false when one cannot.
+pub(crate) fn status() -> Result<bool> {
+    let state = state::read(&folder()?.join("state"));
+    let mut all = true;
+    for service in ALL {
+        let running = state.iter().find(|running| running.name == service.name && running.alive());
+        let line = match (given(service, &state), running) {
+            (Some(url), _) => format!("given   {url}"),
+            (None, Some(running)) if serves(running.port) => format!("up      {} (process {})", running.url, running.pid),
+            (None, Some(running)) => format!("mute    {} (process {} does not answer)", running.url, running.pid),
+            (None, None) => "down".to_owned(),
+        };
+        all &= line.starts_with("given") || line.starts_with("up");
+        println!("{:<10}{line}", service.name);
+    }
+    Ok(all)
+}
+
+/// The shell's lines that set the variables.
+pub(crate) fn exports(variables: &[(&str, String)]) -> String {
+    let line = |(name, url): &(&str, String)| {
+        let plain = url.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._~:/@%,".contains(&byte));
+        let value = if plain { url.clone() } else { format!("'{}'", url.replace('\'', r"'\''")) };
+        format!("export {name}={value}\n")
+    };
+    variables.iter().map(line).collect()
+}
+
+/// The URL that the environment gives, unless it is that of a service started here, which may have to be started again.
+fn given(service: &Service, state: &[Running]) -> Option<String> {
+    let url = env::var(service.variable).ok().filter(|url| !url.is_empty())?;
+    (!state.iter().any(|running| running.url == url)).then_some(url)
+}
+
+fn install(folder: &Path, state: &[Running]) -> Result<()> {
+    let wanted = ALL.iter().filter(|service| given(service, state).is_none()).flat_map(|service| service.needs);
+    let needs: Vec<Need> = packages::BUILD.iter().chain(wanted).copied().collect();
+    packages::install(&needs, &folder.join("install.log"))
+}
+
+fn start(service: &Service, with: &Start<'_>) -> Result<Running> {
+    eprintln!("{}: starting", service.name);
+    let started = Instant::now();
+    let running = (service.start)(with).with_context(|| format!("{} did not start", service.name))?;
+    eprintln!("{}: up on port {} after {:.1} s", service.name, running.port, started.elapsed().as_secs_f64());
+    Ok(running)
+}
+
+fn end(running: &Running, stop: &str) -> Result<()> {
+    // It may end by itself between the look and the signal; the wait below tells.
+    drop(signal(running.pid, stop));
+    if wait_until(LIMIT, || !running.alive()) {
+        return Ok(());
+    }
+    kill_tree(running.pid);
+    if wait_until(LIMIT, || !running.alive()) {
+        return Ok(());
+    }
+    bail!("{}: process {} does not end", running.name, running.pid)
+}
+
+fn folder() -> Result<PathBuf> {
+    let folder = workspace::root().join("target/services");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    Ok(folder)
+}
+
+/// Held while services start or end: two commands at a time would start everything twice.
+fn lock(folder: &Path) -> Result<File> {
+    let file = File::options().create(true).append(true).open(folder.join("lock")).context("cannot open the lock")?;
+    if file.try_lock().is_err() {
+        eprintln!("waiting for another `cargo xtask`");
+        file.lock().context("cannot lock the services")?;
+    }
+    Ok(file)
+}
+
+fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port")?;
+    Ok(listener.local_addr()?.port())
+}
+
+fn serves(port: u16) -> bool {
+    TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok()
+}
+
+/// An empty folder of this name.
+fn emptied(folder: &Path) -> Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot empty {}", folder.display()))
+        }
+        _ => fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exports_can_be_read_by_a_shell() {
+        let variables = [("A", "kafka://127.0.0.1:9".to_owned()), ("B", "postgres://u:p@h/d?a='b&c".to_owned())];
+        let script = format!("{}printf '%s %s' \"$A\" \"$B\"", exports(&variables));
+        assert!(script.starts_with("export A=kafka://127.0.0.1:9\n"));
+        let output = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), "kafka://127.0.0.1:9 postgres://u:p@h/d?a='b&c");
+    }
+
+    #[test]
+    fn the_last_port_is_taken_again_unless_it_is_in_use() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let last = Running { name: "x".into(), pid: 0, port, mark: String::new(), url: String::new() };
+        let start = Start { folder: Path::new("."), last: Some(&last) };
+        assert_ne!(start.port().unwrap(), port);
+        drop(listener);
+        assert_eq!(start.port().unwrap(), port);
+    }
+}

@@ -1,0 +1,201 @@
+//! The checks: each a pure function from text to the faults in it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The longest that a source file may be.
+const MOST_LINES: usize = 700;
+
+/// A file of the repository: its path from the root, with `/`, and its text.
+#[derive(Debug, Clone)]
+pub(crate) struct SourceFile {
+    /// Its path.
+    pub(crate) path: String,
+    /// Its text.
+    pub(crate) text: String,
+}
+
+/// The first Rust block of the README is the quickstart program, which CI runs.
+pub(crate) fn readme_shows_quickstart(readme: &str, quickstart: &str) -> Vec<String> {
+    let Some(block) = first_rust_block(readme) else { return vec!["README.md has no ```rust block".to_owned()] };
+    let (shown, program): (Vec<&str>, Vec<&str>) = (block.lines().collect(), quickstart.trim_end().lines().collect());
+    let differs = (0..shown.len().max(program.len())).find(|&at| shown.get(at) != program.get(at));
+    let fault = |at: usize| {
+        format!(
+            "the first ```rust block of README.md is not examples/src/bin/quickstart.rs; line {} is\n    {}\n    {}",
+            at + 1,
+            shown.get(at).unwrap_or(&"(missing)"),
+            program.get(at).unwrap_or(&"(missing)"),
+        )
+    };
+    differs.map(fault).into_iter().collect()
+}
+
+fn first_rust_block(markdown: &str) -> Option<String> {
+    let mut lines = markdown.lines();
+    lines.find(|line| line.strip_prefix("```rust").is_some_and(|rest| rest.is_empty() || rest.starts_with(',')))?;
+    let block: Vec<&str> = lines.take_while(|line| *line != "```").collect();
+    Some(block.join("\n").trim_end().to_owned())
+}
+
+/// Every guarantee of the contract has exactly one case in the suite, and every case is of a guarantee.
+pub(crate) fn guarantees_have_cases(contract: &str, suite: &[SourceFile]) -> Vec<String> {
+    let mut faults = Vec::new();
+    let mut ids = BTreeSet::new();
+    for id in contract.lines().filter_map(guarantee) {
+        if !ids.insert(id.clone()) {
+            faults.push(format!("docs/CONTRACT.md has {id} more than once"));
+        }
+    }
+    if ids.is_empty() {
+        faults.push("docs/CONTRACT.md has no guarantee, a line that begins `- **T-01**`".to_owned());
+    }
+    let mut cases: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for file in suite {
+        for (id, name) in file.text.lines().filter_map(case) {
+            cases.entry(id).or_default().push(format!("{name} in {}", file.path));
+        }
+    }
+    for id in &ids {
+        match cases.get(id).map_or(0, Vec::len) {
+            1 => {}
+            0 => faults.push(format!("{id} of docs/CONTRACT.md has no case in inbox-conformance/src")),
+            _ => faults.push(format!("{id} has more than one case: {}", cases[id].join(", "))),
+        }
+    }
+    let stray = cases.iter().filter(|(id, _)| !ids.contains(*id));
+    faults.extend(stray.map(|(id, names)| format!("{} is the case of {id}, which is not in docs/CONTRACT.md", names.join(", "))));
+    faults
+}
+
+/// The id in a line like `- **T-03** A delivery …`.
+fn guarantee(line: &str) -> Option<String> {
+    let (id, _) = line.trim_start().strip_prefix("- **")?.split_once("**")?;
+    let (letter, number) = id.split_once('-')?;
+    let upper = letter.len() == 1 && letter.bytes().all(|byte| byte.is_ascii_uppercase());
+    (upper && number.len() == 2 && number.bytes().all(|byte| byte.is_ascii_digit())).then(|| id.to_owned())
+}
+
+/// The id and the name of a case that a line defines: `async fn t03_an_unacked_delivery_comes_again(…`.
+fn case(line: &str) -> Option<(String, String)> {
+    let (before, rest) = line.split_once("fn ")?;
+    if before.contains("//") || !before.split_whitespace().all(|word| ["pub", "pub(crate)", "pub(super)", "async"].contains(&word)) {
+        return None;
+    }
+    let name = rest.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next()?;
+    let bytes = name.as_bytes();
+    let [letter, ten, one, b'_', ..] = bytes else { return None };
+    (letter.is_ascii_lowercase() && ten.is_ascii_digit() && one.is_ascii_digit())
+        .then(|| (format!("{}-{}", name[..1].to_uppercase(), &name[1..3]), name.to_owned()))
+}
+
+/// No source file is so long that it must have two subjects.
+pub(crate) fn files_are_short(files: &[SourceFile]) -> Vec<String> {
+    let sources = files.iter().filter(|file| [".rs", ".sql", ".sh"].iter().any(|end| file.path.ends_with(end)));
+    sources
+        .filter_map(|file| {
+            let lines = file.text.lines().count();
+            (lines > MOST_LINES).then(|| format!("{} has {lines} lines, more than {MOST_LINES}: split it by subject", file.path))
+        })
+        .collect()
+}
+
+/// The oldest supported Rust stands in one place, and everything else refers to it.
+pub(crate) fn rust_version_stands_once(files: &[SourceFile]) -> Vec<String> {
+    let mut places = Vec::new();
+    for file in files {
+        let name = file.path.rsplit('/').next().unwrap_or_default();
+        let key = match name {
+            "Cargo.toml" => "rust-version",
+            "clippy.toml" | ".clippy.toml" => "msrv",
+            "rust-toolchain.toml" => "channel",
+            _ => continue,
+        };
+        let values = file.text.lines().filter(|line| {
+            line.trim_start().strip_prefix(key).is_some_and(|rest| rest.trim_start().starts_with('='))
+        });
+        places.extend(values.map(|line| format!("{}: {}", file.path, line.trim())));
+    }
+    match &places[..] {
+        [place] if place.starts_with("Cargo.toml: ") => Vec::new(),
+        [] => vec!["no Cargo.toml has a rust-version".to_owned()],
+        _ => vec![format!("rust-version must stand once, in the root's Cargo.toml: {}", places.join("; "))],
+    }
+}
+
+/// `tree`, as `cargo tree --prefix none` prints it, has no package whose name begins with one of `forbidden`.
+pub(crate) fn tree_is_without(package: &str, tree: &str, forbidden: &[&str]) -> Vec<String> {
+    let mut faults = BTreeSet::new();
+    if !tree.lines().next().is_some_and(|line| line.split(' ').next() == Some(package)) {
+        faults.insert(format!("the tree of {package} does not begin with it"));
+    }
+    for name in tree.lines().filter_map(|line| line.split(' ').next()) {
+        if forbidden.iter().any(|start| name.starts_with(start)) {
+            faults.insert(format!("{package} depends on {name}: see it with `cargo tree -p {package} -e normal -i {name}`"));
+        }
+    }
+    faults.into_iter().collect()
+}
+
+/// Every crate takes the workspace's lints and says what it is.
+pub(crate) fn crates_inherit(files: &[SourceFile]) -> Vec<String> {
+    let mut faults = Vec::new();
+    for file in files.iter().filter(|file| file.path.rsplit('/').next() == Some("Cargo.toml")) {
+        let keys = toml_keys(&file.text);
+        if !keys.iter().any(|(key, _)| key.starts_with("package.")) {
+            continue;
+        }
+        if !keys.iter().any(|(key, value)| key == "lints.workspace" && *value == "true") {
+            faults.push(format!("{} lacks `[lints] workspace = true`", file.path));
+        }
+        if !keys.iter().any(|(key, value)| key == "package.description" && value.trim_matches('"').len() > 1) {
+            faults.push(format!("{} has no description", file.path));
+        }
+    }
+    faults
+}
+
+/// The one-line entries of a manifest, each key with its table's name before it.
+fn toml_keys(text: &str) -> Vec<(String, &str)> {
+    let mut table = String::new();
+    let mut keys = Vec::new();
+    for line in text.lines().map(str::trim) {
+        if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+            name.trim().clone_into(&mut table);
+        } else if let Some((key, value)) = line.split_once('=') {
+            let dot = if table.is_empty() { "" } else { "." };
+            keys.push((format!("{table}{dot}{}", key.trim()), value.trim()));
+        }
+    }
+    keys
+}
+
+/// The changelog has a place for what is not released.
+pub(crate) fn changelog_has_unreleased(changelog: &str) -> Vec<String> {
+    let heading = |line: &str| line.starts_with("## ") && line[3..].trim_matches(['[', ']', ' ']).eq_ignore_ascii_case("unreleased");
+    if changelog.lines().any(heading) { Vec::new() } else { vec!["CHANGELOG.md has no `## Unreleased`".to_owned()] }
+}
+
+/// No file holds a path of somebody's machine.
+pub(crate) fn no_machine_paths(files: &[SourceFile]) -> Vec<String> {
+    // In halves, or this file would be at fault.
+    let homes = [concat!("/wo", "rk/"), concat!("/ro", "ot/")];
+    let mut faults = Vec::new();
+    for file in files {
+        for (at, line) in file.text.lines().enumerate() {
+            if let Some(home) = homes.iter().find(|home| has_absolute(line, home)) {
+                faults.push(format!("{}:{}: a path that begins with {home} is of one machine only", file.path, at + 1));
+            }
+        }
+    }
+    faults
+}
+
+/// Whether `start` is in the line at the beginning of a path, not inside a longer one or a URL.
+fn has_absolute(line: &str, start: &str) -> bool {
+    let inside = |c: char| c.is_alphanumeric() || "._-~*$}/)".contains(c);
+    line.match_indices(start).any(|(at, _)| !line[..at].ends_with(inside))
+}
+
+#[cfg(test)]
+#[path = "checks_tests.rs"]
+mod tests;
