@@ -11,7 +11,7 @@
 //! fn main() -> ExitCode {
 //!     let broker = Arc::new(MemoryBrokerSubject::default()); // implement `TransportSubject` for your own
 //!     let store = Arc::new(MemoryStoreSubject::default()); // implement `StoreSubject` for your own
-//!     Suite::new().transport(&broker).store(&store).run()
+//!     Suite::new().transport(&broker).store(&store).end_to_end(&broker, &store).run()
 //! }
 //! ```
 //!
@@ -29,6 +29,8 @@
     reason = "a test library: a broken assumption of the suite itself fails the case that made it"
 )]
 
+mod end_to_end;
+mod faults;
 pub mod harness;
 pub mod memory;
 mod store_cases;
@@ -37,5 +39,5 @@ mod transport_cases;
 
 pub use crate::{
     harness::{CaseResult, Link, Need, StoreFeatures, StoreSubject, TransportSubject, Tx},
-    suite::{Case, Suite, store_cases, transport_cases},
+    suite::{Case, Pair, Suite, end_to_end_cases, store_cases, transport_cases},
 };

@@ -66,6 +66,9 @@ macro_rules! cases {
 }
 pub(crate) use cases;
 
+/// The subjects of an end-to-end case.
+pub type Pair<S> = (Arc<dyn TransportSubject>, Arc<S>);
+
 /// The cases of transports.
 #[must_use]
 pub fn transport_cases() -> Vec<Case<Arc<dyn TransportSubject>>> {
@@ -76,6 +79,12 @@ pub fn transport_cases() -> Vec<Case<Arc<dyn TransportSubject>>> {
 #[must_use]
 pub fn store_cases<S: StoreSubject>() -> Vec<Case<Arc<S>>> {
     crate::store_cases::all()
+}
+
+/// The cases of the whole.
+#[must_use]
+pub fn end_to_end_cases<S: StoreSubject>() -> Vec<Case<Pair<S>>> {
+    crate::end_to_end::all()
 }
 
 /// Collects cases over subjects and runs them as a test program.
@@ -117,6 +126,18 @@ impl Suite {
         for case in store_cases() {
             let met = |need: Need| need.met_by_store(subject.features());
             self.add(&label, case, Arc::clone(subject), met);
+        }
+        self
+    }
+
+    /// Adds the end-to-end cases over a transport and a store.
+    #[must_use]
+    pub fn end_to_end<T: TransportSubject, S: StoreSubject>(mut self, transport: &Arc<T>, store: &Arc<S>) -> Self {
+        let transport: Arc<dyn TransportSubject> = Arc::clone(transport) as _;
+        let label = format!("{}+{}", transport.name(), store.name());
+        for case in end_to_end_cases() {
+            let met = |need: Need| need.met_by_transport(&*transport) && need.met_by_store(store.features());
+            self.add(&label, case, (Arc::clone(&transport), Arc::clone(store)), met);
         }
         self
     }

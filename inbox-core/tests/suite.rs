@@ -10,5 +10,5 @@ use inbox_conformance::{
 fn main() -> ExitCode {
     let broker = Arc::new(MemoryBrokerSubject::default());
     let store = Arc::new(MemoryStoreSubject::default());
-    Suite::new().transport(&broker).store(&store).run()
+    Suite::new().transport(&broker).store(&store).end_to_end(&broker, &store).run()
 }

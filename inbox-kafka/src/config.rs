@@ -422,9 +422,7 @@ impl KafkaConfig {
             Start::Latest => "latest",
         });
         self.set_isolation(&mut client);
-        if let Some(timeout) = self.session_timeout {
-            client.set("session.timeout.ms", timeout.as_millis().to_string());
-        }
+        self.set_session_timeout(&mut client);
         if let Some(instance) = &self.instance {
             client.set("group.instance.id", instance);
         }
@@ -447,6 +445,7 @@ impl KafkaConfig {
         client.set("enable.partition.eof", "true");
         client.set("auto.offset.reset", "earliest");
         self.set_isolation(&mut client);
+        self.set_session_timeout(&mut client);
         client
     }
 
@@ -459,6 +458,12 @@ impl KafkaConfig {
         self.set_default(&mut client, &["partitioner"], "murmur2_random");
         self.set_default(&mut client, &["message.timeout.ms", "delivery.timeout.ms"], "30000");
         client
+    }
+
+    fn set_session_timeout(&self, client: &mut ClientConfig) {
+        if let Some(timeout) = self.session_timeout {
+            client.set("session.timeout.ms", timeout.as_millis().to_string());
+        }
     }
 
     fn set_isolation(&self, client: &mut ClientConfig) {

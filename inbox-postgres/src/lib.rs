@@ -1,1 +1,2 @@
-//! Placeholder.
+//! x
+mod depth;

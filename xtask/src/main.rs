@@ -3,6 +3,7 @@
 
 mod process;
 mod services;
+mod test;
 mod tidy;
 mod workspace;
 
@@ -24,6 +25,8 @@ enum Task {
     /// The servers that tests use.
     #[command(subcommand)]
     Services(Services),
+    /// Run every check of the project, or some; the last line says how many passed.
+    Test(test::Options),
     /// Check the house rules that no compiler knows.
     Tidy,
 }
@@ -43,14 +46,15 @@ enum Services {
 fn main() -> Result<ExitCode> {
     Ok(match Cli::parse().command {
         Task::Services(Services::Up) => {
-            print!("{}", services::exports(&services::up()?.variables));
+            print!("{}", services::exports(&services::up(&mut Vec::new())?));
             ExitCode::SUCCESS
         }
         Task::Services(Services::Down) => {
-            services::down()?;
+            services::down(None)?;
             ExitCode::SUCCESS
         }
         Task::Services(Services::Status) => success(services::status()?),
+        Task::Test(options) => success(test::run(&options)),
         Task::Tidy => success(tidy::report(&tidy::run()?)),
     })
 }

@@ -92,7 +92,8 @@ pub(crate) fn kill_tree(pid: u32) {
 fn parents() -> Vec<(u32, u32)> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    pids.filter_map(|pid| Some((pid, parent_of_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?))).collect()
+    pids.filter_map(|pid| Some((pid, parent_of_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?)))
+        .collect()
 }
 
 /// The parent in a line of `/proc/PID/stat`; the name before it is in brackets and may hold spaces and brackets.

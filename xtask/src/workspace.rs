@@ -9,7 +9,8 @@ use std::{
 /// The folder of the workspace: this crate's parent.
 pub(crate) fn root() -> PathBuf {
     // What cargo says at run time, so that a moved checkout still works; what it said at build time otherwise.
-    let own = env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    let own =
+        env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     own.parent().map_or_else(|| own.clone(), Path::to_path_buf)
 }
 

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::BoxFuture;
 use inbox_core::{
     Backoff, BoxError, Bytes, Handler, HandlerError, Inbox, InboxBuilder, InboxError, InboxHandle, InboxStore, Message,
     Raw, Transport,
@@ -123,6 +124,9 @@ pub(crate) fn good() -> Script {
 }
 
 /// The handler of all cases.
+///
+/// It cannot implement [`Handler`] itself: over a store that is a type parameter that would collide with the impl for
+/// functions (E0119). So [`handler`] makes functions of it.
 pub(crate) struct Actor<S: StoreSubject> {
     subject: Arc<S>,
     scope: String,
@@ -130,8 +134,15 @@ pub(crate) struct Actor<S: StoreSubject> {
     journal: Journal,
 }
 
-impl<S: StoreSubject> Handler<Message<Raw>, Tx<S>> for Actor<S> {
-    async fn handle<'a>(&'a self, message: Message<Raw>, tx: &'a mut Tx<S>) -> Result<(), HandlerError> {
+impl<S: StoreSubject> Actor<S> {
+    /// Notes the call and applies an effect.
+    pub(crate) async fn apply(&self, label: &str, tx: &mut Tx<S>) -> Result<(), HandlerError> {
+        self.journal.note(label);
+        self.subject.apply(tx, &self.scope, label).await
+    }
+
+    /// Applies the message's effect and does what the script says.
+    async fn act(&self, message: Message<Raw>, tx: &mut Tx<S>) -> Result<(), HandlerError> {
         let label = label(&message.body.0);
         let nth = self.journal.note(&label);
         let act = (self.script)(&Call { label: &label, nth, message: &message });
@@ -154,6 +165,16 @@ impl<S: StoreSubject> Handler<Message<Raw>, Tx<S>> for Actor<S> {
     }
 }
 
+/// Only says what a closure's type is.
+pub(crate) fn handler<E, T, F>(handler: F) -> impl Handler<E, T>
+where
+    E: Send + 'static,
+    T: 'static,
+    F: for<'a> Fn(E, &'a mut T) -> BoxFuture<'a, Result<(), HandlerError>> + Send + Sync + 'static,
+{
+    handler
+}
+
 /// The text by which a body is known: effects are text, which no database lets contain everything.
 pub(crate) fn label(body: &[u8]) -> String {
     let shown = printable(body, 40);
@@ -166,6 +187,13 @@ pub(crate) fn message(label: &str) -> Message {
         .id(Uuid::now_v7().to_string())
         .kind("conformance.case")
         .key(label[..1].to_owned())
+}
+
+/// A message without an id.
+pub(crate) fn nameless(label: &str) -> Message {
+    let mut message = message(label);
+    message.id = None;
+    message
 }
 
 pub(crate) fn messages<'a>(labels: impl IntoIterator<Item = &'a str>) -> Vec<Message> {
@@ -186,9 +214,18 @@ impl<S: StoreSubject> Scene<S> {
         Ok(())
     }
 
-    pub(crate) fn actor(&self, script: Script) -> Actor<S> {
+    pub(crate) fn actor(&self, script: Script) -> Arc<Actor<S>> {
         let (subject, scope) = (Arc::clone(&self.subject), self.name.clone());
-        Actor { subject, scope, script, journal: self.journal.clone() }
+        Arc::new(Actor { subject, scope, script, journal: self.journal.clone() })
+    }
+
+    /// A handler that does as the script says.
+    pub(crate) fn handler(&self, script: Script) -> impl Handler<Message<Raw>, Tx<S>> + use<S> {
+        let actor = self.actor(script);
+        handler(move |message, tx| {
+            let actor = Arc::clone(&actor);
+            Box::pin(async move { actor.act(message, tx).await })
+        })
     }
 
     /// An inbox of this consumer, over any store of the subject's transactions, with short waits.
@@ -197,7 +234,7 @@ impl<S: StoreSubject> Scene<S> {
         St: FailureStore + InboxStore<Tx = Tx<S>>,
     {
         Inbox::new(self.name.clone(), transport, store)
-            .on_any(self.actor(script))
+            .on_any(self.handler(script))
             .backoff(Backoff { first: Duration::from_millis(10), most: Duration::from_millis(50) })
     }
 

@@ -32,7 +32,8 @@ pub(super) const SERVICE: Service = Service {
 
 /// A Java that is new enough: the one on the `PATH`, or another that is installed.
 fn java() -> Option<PathBuf> {
-    let installed = fs::read_dir("/usr/lib/jvm").into_iter().flatten().flatten().map(|entry| entry.path().join("bin/java"));
+    let installed =
+        fs::read_dir("/usr/lib/jvm").into_iter().flatten().flatten().map(|entry| entry.path().join("bin/java"));
     on_path("java").into_iter().chain(installed).find(|java| {
         let output = Command::new(java).arg("-version").output();
         output.is_ok_and(|output| major(&String::from_utf8_lossy(&output.stderr)).is_some_and(|major| major >= JAVA))
@@ -117,7 +118,9 @@ fn jars(folder: &Path) -> Result<PathBuf> {
 
 fn pom_text() -> String {
     let dependency = |group: &str, artifact: &str, version: &str| {
-        format!("<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version></dependency>")
+        format!(
+            "<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version></dependency>"
+        )
     };
     format!(
         "<project xmlns=\"http://maven.apache.org/POM/4.0.0\"><modelVersion>4.0.0</modelVersion>\

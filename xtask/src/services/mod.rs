@@ -61,59 +61,48 @@ impl Start<'_> {
 /// Further services are added here, each in a file of its own.
 const ALL: &[Service] = &[postgres::SERVICE, kafka::SERVICE];
 
-/// What `up` found and did.
-#[derive(Debug)]
-pub(crate) struct Up {
-    /// The variables for tests.
-    pub(crate) variables: Vec<(&'static str, String)>,
-    /// Whether this call started any.
-    pub(crate) started: bool,
-}
+/// The variables for tests, by name.
+pub(crate) type Variables = Vec<(&'static str, String)>;
 
-/// Brings every service up that is not given; those that already run are left as they are.
-pub(crate) fn up() -> Result<Up> {
+/// Brings every service up that is not given; those that already run are left as they are. The names of those
+/// that it starts go to `started`, also when a later one fails.
+pub(crate) fn up(started: &mut Vec<&'static str>) -> Result<Variables> {
     let folder = folder()?;
     let _lock = lock(&folder)?;
     let mut state = state::read(&folder.join("state"));
     install(&folder, &state)?;
-    let mut up = Up { variables: Vec::new(), started: false };
+    let mut variables = Variables::new();
     for service in ALL {
-        let last = state.iter().position(|running| running.name == service.name);
-        let url = match given(service, &state) {
-            Some(url) => {
-                eprintln!("{}: {} is given", service.name, service.variable);
-                url
-            }
-            None => match last.map(|at| &state[at]).filter(|running| running.alive()) {
-                Some(running) => {
-                    eprintln!("{}: is up on port {}", service.name, running.port);
-                    running.url.clone()
-                }
-                None => {
-                    let running = start(service, &Start { folder: &folder, last: last.map(|at| &state[at]) })?;
-                    let url = running.url.clone();
-                    state.retain(|other| other.name != service.name);
-                    state.push(running);
-                    // At once: when the next one fails, `down` must still know of this one.
-                    state::write(&folder.join("state"), &state)?;
-                    up.started = true;
-                    url
-                }
-            },
+        let last = state.iter().find(|running| running.name == service.name);
+        let url = if let Some(url) = given(service, &state) {
+            eprintln!("{}: {} is given", service.name, service.variable);
+            url
+        } else if let Some(running) = last.filter(|running| running.alive()) {
+            eprintln!("{}: is up on port {}", service.name, running.port);
+            running.url.clone()
+        } else {
+            let running = start(service, &Start { folder: &folder, last })?;
+            let url = running.url.clone();
+            state.retain(|other| other.name != service.name);
+            state.push(running);
+            // At once: when the next one fails, `down` must still know of this one.
+            state::write(&folder.join("state"), &state)?;
+            started.push(service.name);
+            url
         };
-        up.variables.push((service.variable, url));
+        variables.push((service.variable, url));
     }
-    fs::write(folder.join("env.sh"), exports(&up.variables)).context("cannot write env.sh")?;
-    Ok(up)
+    fs::write(folder.join("env.sh"), exports(&variables)).context("cannot write env.sh")?;
+    Ok(variables)
 }
 
-/// Ends what `up` started, and nothing else.
-pub(crate) fn down() -> Result<()> {
+/// Ends what `up` started, and nothing else; with `names`, of those only.
+pub(crate) fn down(names: Option<&[&str]>) -> Result<()> {
     let folder = folder()?;
     let _lock = lock(&folder)?;
     let file = folder.join("state");
     let mut state = state::read(&file);
-    for running in &mut state {
+    for running in state.iter_mut().filter(|running| names.is_none_or(|names| names.contains(&running.name.as_str()))) {
         if running.alive() {
             let stop = ALL.iter().find(|service| service.name == running.name).map_or("TERM", |service| service.stop);
             end(running, stop)?;
@@ -134,7 +123,9 @@ pub(crate) fn status() -> Result<bool> {
         let running = state.iter().find(|running| running.name == service.name && running.alive());
         let line = match (given(service, &state), running) {
             (Some(url), _) => format!("given   {url}"),
-            (None, Some(running)) if serves(running.port) => format!("up      {} (process {})", running.url, running.pid),
+            (None, Some(running)) if serves(running.port) => {
+                format!("up      {} (process {})", running.url, running.pid)
+            }
             (None, Some(running)) => format!("mute    {} (process {} does not answer)", running.url, running.pid),
             (None, None) => "down".to_owned(),
         };

@@ -38,7 +38,9 @@ pub(crate) fn install(needs: &[Need], log: &Path) -> Result<()> {
     }
     let list = packages.join(" ");
     if on_path("apt-get").is_none() || !is_root() {
-        bail!("this machine lacks what these Debian packages bring: {list}\ninstall them, as root: apt-get install {list}");
+        bail!(
+            "this machine lacks what these Debian packages bring: {list}\ninstall them, as root: apt-get install {list}"
+        );
     }
     eprintln!("installing {list}");
     run_logged(apt().arg("update"), log).context("the package lists could not be brought up to date")?;
@@ -67,8 +69,7 @@ mod tests {
 
     #[test]
     fn only_what_is_missing_is_named() {
-        let needs =
-            [Need { present: || true, package: "there" }, Need { present: || false, package: "not-there" }];
+        let needs = [Need { present: || true, package: "there" }, Need { present: || false, package: "not-there" }];
         assert_eq!(missing(&needs), ["not-there"]);
     }
 }

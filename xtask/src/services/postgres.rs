@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use super::{LIMIT, Service, Start, emptied, packages::Need, serves, state::Running};
-use crate::process::{is_root, on_path, run_logged, tail, wait_until};
+use crate::process::{is_root, kill_tree, on_path, run_logged, tail, wait_until};
 
 /// The user, who is also a user of the machine: the server refuses to run as root.
 const USER: &str = "postgres";
@@ -30,7 +30,10 @@ pub(super) const SERVICE: Service = Service {
 fn binaries() -> Option<PathBuf> {
     let installed = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let version = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();
-    let newest = installed.map(|entry| entry.path()).filter(|path| path.join("bin/initdb").is_file()).max_by_key(|path| version(path));
+    let newest = installed
+        .map(|entry| entry.path())
+        .filter(|path| path.join("bin/initdb").is_file())
+        .max_by_key(|path| version(path));
     newest.map(|path| path.join("bin")).or_else(|| Some(on_path("initdb")?.parent()?.to_path_buf()))
 }
 
@@ -47,7 +50,13 @@ fn start(with: &Start<'_>) -> Result<Running> {
     configure(&data, port)?;
     let mut pg_ctl = as_user(&bin.join("pg_ctl"));
     pg_ctl.arg("-D").arg(&data).arg("-l").arg(&server_log).args(["-w", "-t", &LIMIT.as_secs().to_string(), "start"]);
-    run_logged(&mut pg_ctl, &log).with_context(|| tail(&server_log))?;
+    if let Err(error) = run_logged(&mut pg_ctl, &log) {
+        // It may be late, not dead.
+        if let Ok(pid) = pid(&data) {
+            kill_tree(pid);
+        }
+        return Err(error).with_context(|| tail(&server_log));
+    }
 
     let running = Running {
         name: SERVICE.name.to_owned(),

@@ -78,8 +78,7 @@ mod tests {
     #[test]
     fn what_was_ended_is_not_alive() {
         let mark = std::env::args().next().unwrap();
-        let mut running =
-            Running { name: "x".into(), pid: std::process::id(), port: 1, mark, url: String::new() };
+        let mut running = Running { name: "x".into(), pid: std::process::id(), port: 1, mark, url: String::new() };
         assert!(running.alive());
         running.pid = 0;
         assert!(!running.alive());

@@ -63,7 +63,9 @@ pub(crate) fn guarantees_have_cases(contract: &str, suite: &[SourceFile]) -> Vec
         }
     }
     let stray = cases.iter().filter(|(id, _)| !ids.contains(*id));
-    faults.extend(stray.map(|(id, names)| format!("{} is the case of {id}, which is not in docs/CONTRACT.md", names.join(", "))));
+    faults.extend(
+        stray.map(|(id, names)| format!("{} is the case of {id}, which is not in docs/CONTRACT.md", names.join(", "))),
+    );
     faults
 }
 
@@ -78,7 +80,9 @@ fn guarantee(line: &str) -> Option<String> {
 /// The id and the name of a case that a line defines: `async fn t03_an_unacked_delivery_comes_again(…`.
 fn case(line: &str) -> Option<(String, String)> {
     let (before, rest) = line.split_once("fn ")?;
-    if before.contains("//") || !before.split_whitespace().all(|word| ["pub", "pub(crate)", "pub(super)", "async"].contains(&word)) {
+    if before.contains("//")
+        || !before.split_whitespace().all(|word| ["pub", "pub(crate)", "pub(super)", "async"].contains(&word))
+    {
         return None;
     }
     let name = rest.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next()?;
@@ -94,7 +98,8 @@ pub(crate) fn files_are_short(files: &[SourceFile]) -> Vec<String> {
     sources
         .filter_map(|file| {
             let lines = file.text.lines().count();
-            (lines > MOST_LINES).then(|| format!("{} has {lines} lines, more than {MOST_LINES}: split it by subject", file.path))
+            (lines > MOST_LINES)
+                .then(|| format!("{} has {lines} lines, more than {MOST_LINES}: split it by subject", file.path))
         })
         .collect()
 }
@@ -110,9 +115,10 @@ pub(crate) fn rust_version_stands_once(files: &[SourceFile]) -> Vec<String> {
             "rust-toolchain.toml" => "channel",
             _ => continue,
         };
-        let values = file.text.lines().filter(|line| {
-            line.trim_start().strip_prefix(key).is_some_and(|rest| rest.trim_start().starts_with('='))
-        });
+        let values = file
+            .text
+            .lines()
+            .filter(|line| line.trim_start().strip_prefix(key).is_some_and(|rest| rest.trim_start().starts_with('=')));
         places.extend(values.map(|line| format!("{}: {}", file.path, line.trim())));
     }
     match &places[..] {
@@ -130,7 +136,9 @@ pub(crate) fn tree_is_without(package: &str, tree: &str, forbidden: &[&str]) -> 
     }
     for name in tree.lines().filter_map(|line| line.split(' ').next()) {
         if forbidden.iter().any(|start| name.starts_with(start)) {
-            faults.insert(format!("{package} depends on {name}: see it with `cargo tree -p {package} -e normal -i {name}`"));
+            faults.insert(format!(
+                "{package} depends on {name}: see it with `cargo tree -p {package} -e normal -i {name}`"
+            ));
         }
     }
     faults.into_iter().collect()
@@ -171,7 +179,9 @@ fn toml_keys(text: &str) -> Vec<(String, &str)> {
 
 /// The changelog has a place for what is not released.
 pub(crate) fn changelog_has_unreleased(changelog: &str) -> Vec<String> {
-    let heading = |line: &str| line.starts_with("## ") && line[3..].trim_matches(['[', ']', ' ']).eq_ignore_ascii_case("unreleased");
+    let heading = |line: &str| {
+        line.starts_with("## ") && line[3..].trim_matches(['[', ']', ' ']).eq_ignore_ascii_case("unreleased")
+    };
     if changelog.lines().any(heading) { Vec::new() } else { vec!["CHANGELOG.md has no `## Unreleased`".to_owned()] }
 }
 

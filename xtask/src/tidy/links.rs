@@ -37,8 +37,10 @@ fn links(markdown: &str) -> Vec<(usize, String)> {
             fenced = !fenced;
         } else if !fenced {
             let line = without_code(line);
-            let inline = line.match_indices("](").filter_map(|(at, _)| line[at + 2..].split_once(')')).map(|(target, _)| target);
-            let reference = line.trim_start().strip_prefix('[').and_then(|rest| rest.split_once("]: ")).map(|(_, target)| target);
+            let inline =
+                line.match_indices("](").filter_map(|(at, _)| line[at + 2..].split_once(')')).map(|(target, _)| target);
+            let reference =
+                line.trim_start().strip_prefix('[').and_then(|rest| rest.split_once("]: ")).map(|(_, target)| target);
             for target in inline.chain(reference) {
                 // What follows a blank is a title.
                 let path = target.trim().split([' ', '#']).next().unwrap_or_default().trim_matches(['<', '>']);

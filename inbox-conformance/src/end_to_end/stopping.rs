@@ -1,0 +1,59 @@
+//! Shutdown and lost sessions.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use super::scene::{Act, Running, Scene, labels, messages, script};
+use crate::{
+    ensure, ensure_eq,
+    harness::{CaseResult, Need, StoreSubject, until},
+};
+
+pub(super) async fn e13_a_graceful_shutdown_runs_nothing_again<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
+    let labels = labels("abcdefgh", 40);
+    scene.publish(messages(labels.iter().map(String::as_str))).await?;
+    let slow = script(|_| Act::Sleep(Duration::from_millis(1)));
+    let first = Running::start(scene.connected(slow.clone()).await?.in_flight(50))?;
+    scene.until_effects(30).await?;
+    first.stop().await?;
+    let committed = scene.effects().await?.len();
+    ensure_eq!(scene.journal.calls().len(), committed, "handler calls, against effects, after the shutdown");
+    let second = Running::start(scene.connected(slow).await?)?;
+    scene.no_backlog().await?;
+    let numbers = second.handle.numbers();
+    second.stop().await?;
+    ensure_eq!(scene.journal.calls().len(), labels.len(), "handler calls of both");
+    ensure_eq!(numbers.duplicates, 0, "duplicates that the second instance met");
+    scene.each_once(&labels).await
+}
+
+pub(super) async fn e14_a_handler_beyond_the_shutdown_deadline_is_rolled_back<S: StoreSubject>(
+    scene: Scene<S>,
+) -> CaseResult {
+    let labels = labels("abc", 4);
+    scene.publish(messages(labels.iter().map(String::as_str))).await?;
+    let stuck = script(|call| if call.label == "b001" { Act::Hang } else { Act::Succeed });
+    let running = Running::start(scene.connected(stuck).await?.shutdown_timeout(Duration::from_millis(200)))?;
+    until("the handler that hangs", || async { Ok(scene.journal.of("b001") > 0) }).await?;
+    // The deadline and what closing may take; far from the 30 s that the handler's own timeout would take.
+    timeout(Duration::from_secs(15), running.stop()).await.map_err(|_| "run() outlived its shutdown deadline")??;
+    ensure!(!scene.effects().await?.contains(&"b001".to_owned()), "the effect of a dropped handler is committed");
+    scene.finish().await?;
+    scene.each_once(&labels).await
+}
+
+pub(super) async fn e15_a_lost_session_loses_nothing<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
+    let labels = labels("abcd", 20);
+    scene.publish(messages(labels.iter().map(String::as_str))).await?;
+    let slow = script(|_| Act::Sleep(Duration::from_millis(1)));
+    let running = Running::start(scene.connected(slow).await?.max_batch(3))?;
+    for effects in [5, 25, 45] {
+        scene.until_effects(effects).await?;
+        scene.link.break_sessions().await?;
+    }
+    scene.no_backlog().await?;
+    running.stop().await?;
+    scene.each_once(&labels).await?;
+    if Need::Ordering.met_by_transport(&*scene.transport) { scene.keys_in_order().await } else { Ok(()) }
+}

@@ -1,0 +1,262 @@
+//! The test run: every check of the project, here as in CI.
+
+mod counts;
+mod invoke;
+mod steps;
+
+use std::{
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+
+use self::{
+    counts::Counts,
+    invoke::invoke,
+    steps::{Invocation, Step, Work},
+};
+use crate::{services, tidy, workspace};
+
+/// What to run.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Run this step alone; may be given several times.
+    #[arg(long, value_name = "STEP", value_enum)]
+    only: Vec<Step>,
+    /// Go on after a step that failed.
+    #[arg(long)]
+    keep_going: bool,
+}
+
+impl Options {
+    fn steps(&self) -> Vec<Step> {
+        let all = Step::value_variants().iter().copied();
+        all.filter(|step| self.only.is_empty() || self.only.contains(step)).collect()
+    }
+}
+
+/// One row of the summary.
+#[derive(Debug)]
+struct Row {
+    name: &'static str,
+    took: Duration,
+    counts: Counts,
+    note: String,
+}
+
+impl Row {
+    fn mark(&self) -> &'static str {
+        match self.counts {
+            Counts { failed: 1.., .. } => "FAILED",
+            Counts { passed: 1.., .. } => "ok",
+            _ => "skipped",
+        }
+    }
+}
+
+/// A run under way.
+#[derive(Debug, Default)]
+struct Run {
+    /// The variables for tests, once services are up.
+    services: Option<services::Variables>,
+    /// The services that this run started, so has to end.
+    started: Vec<&'static str>,
+    rows: Vec<Row>,
+}
+
+/// Runs the steps and prints what came of them; true when something ran and nothing failed.
+pub(crate) fn run(options: &Options) -> bool {
+    let steps = options.steps();
+    let mut run = Run::default();
+    for (at, &step) in steps.iter().enumerate() {
+        let failed = run.rows.iter().find(|row| row.counts.failed > 0).map(|row| row.name);
+        if let Some(failed) = failed.filter(|_| !options.keep_going) {
+            run.skip(step, format!("not run after {failed} failed"));
+            continue;
+        }
+        eprintln!("\n=== [{}/{}] {}", at + 1, steps.len(), step.name());
+        run.step(step);
+    }
+    run.end_services();
+    let total = run.summary();
+    println!("{total}");
+    total.good()
+}
+
+impl Run {
+    fn step(&mut self, step: Step) {
+        let begun = Instant::now();
+        let (counts, note) = match self.work(step) {
+            Ok(done) => done,
+            Err(error) => {
+                eprintln!("{error:#}");
+                (Counts::one(false), String::new())
+            }
+        };
+        let row = Row { name: step.name(), took: begun.elapsed(), counts, note };
+        eprintln!("=== {} {}: {} in {}", row.mark(), row.name, row.counts, seconds(row.took));
+        if counts.failed > 0 {
+            eprintln!("    again: cargo xtask test --only {}", row.name);
+        }
+        self.rows.push(row);
+    }
+
+    fn skip(&mut self, step: Step, note: String) {
+        let counts = Counts { skipped: 1, ..Counts::default() };
+        self.rows.push(Row { name: step.name(), took: Duration::ZERO, counts, note });
+    }
+
+    /// Does a step; an error is one failed check.
+    fn work(&mut self, step: Step) -> Result<(Counts, String)> {
+        if step.needs_services() {
+            self.bring_services_up()?;
+        }
+        match step.work() {
+            Work::Services => {
+                self.bring_services_up()?;
+                Ok((Counts::one(true), String::new()))
+            }
+            Work::Tidy => {
+                let verdicts = tidy::run()?;
+                tidy::report(&verdicts);
+                let mut counts = Counts::default();
+                verdicts.iter().for_each(|verdict| counts += Counts::one(verdict.faults.is_empty()));
+                Ok((counts, String::new()))
+            }
+            Work::Tests(invocation) => self.tests(&invocation),
+            Work::Commands(invocations) => self.commands(&invocations),
+        }
+    }
+
+    fn bring_services_up(&mut self) -> Result<()> {
+        if self.services.is_none() {
+            self.services = Some(services::up(&mut self.started).context("services are not up")?);
+        }
+        Ok(())
+    }
+
+    fn tests(&self, invocation: &Invocation) -> Result<(Counts, String)> {
+        eprintln!("$ {}", invocation.shown());
+        let ended = invoke(&mut self.command(invocation)?, invocation.limit, true)?;
+        let mut counts = ended.counts;
+        let passed = verdict(invocation, ended.status.map(|status| status.code()));
+        let note = passed.err().unwrap_or_default();
+        if !note.is_empty() && counts.failed == 0 {
+            // It did not compile, or a test program died before it could count.
+            counts += Counts::one(false);
+        } else if counts.passed + counts.failed == 0 {
+            counts += Counts::one(false);
+            return Ok((counts, "no test ran".to_owned()));
+        }
+        if !note.is_empty() {
+            eprintln!("    {note}\n    command: {}", invocation.shown());
+        }
+        Ok((counts, note))
+    }
+
+    fn commands(&self, invocations: &[Invocation]) -> Result<(Counts, String)> {
+        let (mut counts, mut notes) = (Counts::default(), Vec::new());
+        for invocation in invocations {
+            eprintln!("$ {}", invocation.shown());
+            let ended = invoke(&mut self.command(invocation)?, invocation.limit, false)?;
+            let passed = verdict(invocation, ended.status.map(|status| status.code()));
+            counts += Counts::one(passed.is_ok());
+            if let Err(note) = passed {
+                eprintln!("    {note}\n    command: {}", invocation.shown());
+                notes.push(note);
+            }
+        }
+        Ok((counts, notes.join("; ")))
+    }
+
+    fn command(&self, invocation: &Invocation) -> Result<Command> {
+        let variables = self.services.as_deref().unwrap_or_default();
+        let mut command = workspace::cargo();
+        for argument in &invocation.arguments {
+            command.arg(expanded(argument, variables)?);
+        }
+        command.envs(variables.iter().map(|(name, url)| (name, url))).envs(invocation.variables.iter().copied());
+        Ok(command)
+    }
+
+    /// Ends the services that this run started; a failure to do so is a row of its own.
+    fn end_services(&mut self) {
+        if self.started.is_empty() {
+            return;
+        }
+        let begun = Instant::now();
+        if let Err(error) = services::down(Some(&self.started)) {
+            let note = format!("{error:#}");
+            self.rows.push(Row { name: "services down", took: begun.elapsed(), counts: Counts::one(false), note });
+        }
+    }
+
+    fn summary(&self) -> Counts {
+        println!("\n{:<15}{:<9}{:>8}{:>8}{:>8}{:>10}", "step", "", "passed", "failed", "skipped", "time");
+        let mut total = Counts::default();
+        for row in &self.rows {
+            let Counts { passed, failed, skipped } = row.counts;
+            let time = seconds(row.took);
+            let line =
+                format!("{:<15}{:<9}{passed:>8}{failed:>8}{skipped:>8}{time:>10}  {}", row.name, row.mark(), row.note);
+            println!("{}", line.trim_end());
+            total += row.counts;
+        }
+        total
+    }
+}
+
+/// Whether a command ended as it has to; why not otherwise. No code is the end by a signal, no status that by its limit.
+fn verdict(invocation: &Invocation, status: Option<Option<i32>>) -> Result<(), String> {
+    match status {
+        Some(Some(code)) if code == invocation.status => Ok(()),
+        Some(Some(code)) => Err(format!("exit status {code} instead of {}", invocation.status)),
+        Some(None) => Err("ended by a signal".to_owned()),
+        None => Err(format!("ended after its limit of {}", seconds(invocation.limit))),
+    }
+}
+
+/// The argument, or the variable that it names.
+fn expanded(argument: &str, variables: &[(&str, String)]) -> Result<String> {
+    let Some(name) = argument.strip_prefix('$') else { return Ok(argument.to_owned()) };
+    match variables.iter().find(|(variable, _)| *variable == name) {
+        Some((_, url)) => Ok(url.clone()),
+        None => bail!("{name} is not known"),
+    }
+}
+
+fn seconds(duration: Duration) -> String {
+    format!("{:.1} s", duration.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_chosen_and_keep_their_order() {
+        let all = Options { only: Vec::new(), keep_going: false }.steps();
+        assert_eq!(all.len(), Step::value_variants().len());
+        let only = Options { only: vec![Step::Tests, Step::Fmt], keep_going: false };
+        assert_eq!(only.steps(), [Step::Fmt, Step::Tests]);
+    }
+
+    #[test]
+    fn a_command_has_to_end_as_expected() {
+        let Work::Commands(chaos) = Step::Chaos.work() else { panic!("chaos is commands") };
+        assert_eq!(verdict(&chaos[1], Some(Some(1))), Ok(()));
+        assert!(verdict(&chaos[1], Some(Some(0))).unwrap_err().contains("0 instead of 1"));
+        assert!(verdict(&chaos[0], Some(None)).unwrap_err().contains("signal"));
+        assert!(verdict(&chaos[0], None).unwrap_err().contains("limit"));
+    }
+
+    #[test]
+    fn variables_are_put_in() {
+        let variables = [("INBOX_TEST_KAFKA", "kafka://x".to_owned())];
+        assert_eq!(expanded("$INBOX_TEST_KAFKA", &variables).unwrap(), "kafka://x");
+        assert_eq!(expanded("--store", &variables).unwrap(), "--store");
+        assert!(expanded("$INBOX_TEST_OTHER", &variables).is_err());
+    }
+}

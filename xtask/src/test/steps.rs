@@ -1,0 +1,158 @@
+//! The steps of a test run, in their order.
+
+use std::time::Duration;
+
+use clap::ValueEnum;
+
+/// A step, by the name that `--only` takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Step {
+    /// Servers are up; starts those that are not given.
+    Services,
+    /// Code is formatted.
+    Fmt,
+    /// Lints hold.
+    Clippy,
+    /// House rules hold.
+    Tidy,
+    /// All tests of all crates.
+    Tests,
+    /// Documentation builds without a warning.
+    Doc,
+    /// The README's program runs.
+    Quickstart,
+    /// The chaos run passes in memory, and finds the missing inbox.
+    Chaos,
+    /// The same against real servers, with threads and with processes.
+    ChaosServers,
+}
+
+/// What a step does.
+#[derive(Debug)]
+pub(crate) enum Work {
+    /// Brings services up.
+    Services,
+    /// Runs the checks of `tidy`, each counted.
+    Tidy,
+    /// Runs a command and counts the tests it reports.
+    Tests(Invocation),
+    /// Runs commands, each counted as one check.
+    Commands(Vec<Invocation>),
+}
+
+/// One run of cargo and how it has to end.
+#[derive(Debug, Clone)]
+pub(crate) struct Invocation {
+    /// The arguments; one like `$INBOX_TEST_KAFKA` is replaced by what that variable is for tests.
+    pub(crate) arguments: Vec<&'static str>,
+    /// Variables for this run.
+    pub(crate) variables: &'static [(&'static str, &'static str)],
+    /// The exit status that passes.
+    pub(crate) status: i32,
+    /// When it is ended and has failed.
+    pub(crate) limit: Duration,
+}
+
+impl Invocation {
+    fn of(arguments: &[&'static str]) -> Self {
+        Self { arguments: arguments.to_vec(), variables: &[], status: 0, limit: minutes(30) }
+    }
+
+    /// The command as a person would type it, after reading `target/services/env.sh`.
+    pub(crate) fn shown(&self) -> String {
+        let variables = self.variables.iter().map(|(name, value)| format!("{name}='{value}' "));
+        let expected = if self.status == 0 { String::new() } else { format!("   (has to exit {})", self.status) };
+        format!("{}cargo {}{expected}", variables.collect::<String>(), self.arguments.join(" "))
+    }
+}
+
+impl Step {
+    /// Its name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Services => "services",
+            Self::Fmt => "fmt",
+            Self::Clippy => "clippy",
+            Self::Tidy => "tidy",
+            Self::Tests => "tests",
+            Self::Doc => "doc",
+            Self::Quickstart => "quickstart",
+            Self::Chaos => "chaos",
+            Self::ChaosServers => "chaos-servers",
+        }
+    }
+
+    /// Whether it cannot run without services.
+    pub(crate) fn needs_services(self) -> bool {
+        matches!(self, Self::Tests | Self::ChaosServers)
+    }
+
+    /// What it does.
+    pub(crate) fn work(self) -> Work {
+        let one = |invocation| Work::Commands(vec![invocation]);
+        match self {
+            Self::Services => Work::Services,
+            Self::Tidy => Work::Tidy,
+            Self::Fmt => one(Invocation::of(&["fmt", "--all", "--check"])),
+            Self::Clippy => {
+                let arguments = ["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"];
+                one(Invocation::of(&arguments))
+            }
+            Self::Tests => Work::Tests(Invocation {
+                limit: minutes(60),
+                // One failing program must not hide what the others would say.
+                ..Invocation::of(&["test", "--workspace", "--all-features", "--no-fail-fast"])
+            }),
+            Self::Doc => one(Invocation {
+                variables: &[("RUSTDOCFLAGS", "-D warnings")],
+                ..Invocation::of(&["doc", "--workspace", "--no-deps", "--all-features"])
+            }),
+            Self::Quickstart => one(Invocation::of(&["run", "--bin", "quickstart"])),
+            Self::Chaos => Work::Commands(vec![
+                Invocation::of(&["run", "--bin", "chaos"]),
+                // The chaos run must be able to fail.
+                Invocation { status: 1, ..Invocation::of(&["run", "--bin", "chaos", "--", "--no-inbox"]) },
+            ]),
+            Self::ChaosServers => Work::Commands(vec![
+                on_servers(None, 0),
+                on_servers(Some("--processes"), 0),
+                on_servers(Some("--no-inbox"), 1),
+            ]),
+        }
+    }
+}
+
+fn on_servers(option: Option<&'static str>, status: i32) -> Invocation {
+    let mut invocation = Invocation::of(&["run", "--bin", "chaos", "--features", "kafka,postgres", "--"]);
+    invocation.arguments.extend(["--transport", "$INBOX_TEST_KAFKA", "--store", "$INBOX_TEST_POSTGRES"]);
+    invocation.arguments.extend(option);
+    Invocation { status, ..invocation }
+}
+
+fn minutes(minutes: u64) -> Duration {
+    Duration::from_secs(60 * minutes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_called_what_the_command_line_calls_them() {
+        for step in Step::value_variants() {
+            assert_eq!(step.to_possible_value().unwrap().get_name(), step.name());
+        }
+    }
+
+    #[test]
+    fn a_command_is_shown_as_it_can_be_typed() {
+        let Work::Commands(doc) = Step::Doc.work() else { panic!("doc is a command") };
+        assert_eq!(doc[0].shown(), "RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --all-features");
+        let Work::Commands(chaos) = Step::ChaosServers.work() else { panic!("chaos-servers are commands") };
+        assert_eq!(
+            chaos[2].shown(),
+            "cargo run --bin chaos --features kafka,postgres -- --transport $INBOX_TEST_KAFKA --store \
+             $INBOX_TEST_POSTGRES --no-inbox   (has to exit 1)"
+        );
+    }
+}
