@@ -34,7 +34,7 @@ pub struct KafkaConfig {
     pub(crate) connect_timeout: Duration,
     session_timeout: Option<Duration>,
     pub(crate) revoke_timeout: Duration,
-    instance: Option<String>,
+    pub(crate) instance: Option<String>,
     pub(crate) envelope: Envelope,
     pub(crate) prefetch: usize,
     pub(crate) prefetch_bytes: usize,
@@ -92,7 +92,7 @@ pub enum Isolation {
 }
 
 /// Properties of librdkafka that the adapter sets itself, and why.
-const OWNED: [(&str, &str); 20] = [
+const OWNED: [(&str, &str); 21] = [
     ("bootstrap.servers", "the hosts stand in the URL"),
     ("metadata.broker.list", "the hosts stand in the URL"),
     ("group.id", "the key `group` sets it"),
@@ -112,6 +112,7 @@ const OWNED: [(&str, &str); 20] = [
     ("enable.idempotence", "a publisher neither doubles nor reorders on retry"),
     ("acks", "a confirmed message is on all replicas in sync"),
     ("request.required.acks", "a confirmed message is on all replicas in sync"),
+    ("statistics.interval.ms", "the adapter reads them to know when the group was left"),
     ("transactional.id", "the publisher does not write transactions"),
 ];
 
@@ -417,6 +418,7 @@ impl KafkaConfig {
         client.set("enable.auto.offset.store", "false");
         client.set("enable.partition.eof", "true");
         client.set("partition.assignment.strategy", "cooperative-sticky");
+        client.set("statistics.interval.ms", "500");
         client.set("auto.offset.reset", match self.start {
             Start::Earliest => "earliest",
             Start::Latest => "latest",

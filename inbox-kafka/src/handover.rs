@@ -73,7 +73,8 @@ struct State {
     /// What `receive` last asked for.
     asked: Capacity,
     failure: Option<(TransportErrorKind, String)>,
-    stop: bool,
+    /// Until when the group is to be left.
+    stop: Option<Instant>,
     thread_waits: bool,
 }
 
@@ -89,7 +90,7 @@ impl Shared {
                 again: BTreeMap::new(),
                 asked: Capacity { messages: 0, bytes: 0 },
                 failure: None,
-                stop: false,
+                stop: None,
                 thread_waits: false,
             }),
             turn: Condvar::new(),
@@ -138,7 +139,7 @@ impl Shared {
 
     fn take(&self, capacity: Capacity) -> Result<Vec<Delivery>, TransportError> {
         let mut state = self.state();
-        if state.stop {
+        if state.stop.is_some() {
             return Err(TransportError::new(TransportErrorKind::Closed, "receive").context("the transport was closed"));
         }
         if let Some((kind, context)) = &state.failure {
@@ -207,10 +208,10 @@ impl Shared {
         self.arrived.notify_one();
     }
 
-    /// Ends the thread; `receive` fails with `Closed` from now on.
-    pub(crate) fn stop(&self) {
+    /// Ends the thread, which has until `deadline`; `receive` fails with `Closed` from now on.
+    pub(crate) fn stop(&self, deadline: Instant) {
         let mut state = self.state();
-        state.stop = true;
+        state.stop.get_or_insert(deadline);
         self.signal(state);
         self.arrived.notify_one();
     }
@@ -233,7 +234,8 @@ impl Shared {
         u32::try_from(topic).ok().map(|topic| Place { topic, partition })
     }
 
-    pub(crate) fn stopped(&self) -> bool {
+    /// Until when the group is to be left, if it is.
+    pub(crate) fn stopped(&self) -> Option<Instant> {
         self.state().stop
     }
 
@@ -315,7 +317,7 @@ impl Shared {
     fn wait_until(&self, most: Duration, holds: impl Fn(&State) -> bool) -> bool {
         let until = Instant::now() + most;
         let mut state = self.state();
-        while !holds(&state) && !state.stop {
+        while !holds(&state) && state.stop.is_none() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
@@ -361,7 +363,7 @@ impl Shared {
         sessions.iter().for_each(Session::mark_ending);
         let mut state = self.state();
         state.purge(&sessions);
-        while !state.stop && !is_lost() && Instant::now() < deadline {
+        while state.stop.is_none() && !is_lost() && Instant::now() < deadline {
             // What waits in the table of dropped receipts counts as in flight until it is taken.
             self.take_back(&mut state);
             if sessions.iter().all(|session| self.in_flight.count(session) == 0) {
@@ -398,7 +400,7 @@ impl Shared {
         self.lose_all(ended);
         self.set_connected(false);
         let mut state = self.state();
-        if !state.stop {
+        if state.stop.is_none() {
             let context = "the polling thread has ended by itself".to_owned();
             state.failure.get_or_insert((TransportErrorKind::Unexpected, context));
         }

@@ -54,6 +54,8 @@ struct Poller {
     stored_at: Instant,
     asked_at: Instant,
     missing_since: Option<Instant>,
+    /// A static member does not leave: that is its point.
+    is_static: bool,
 }
 
 /// Starts the thread and subscribes. The answer of `subscribed` says whether that worked; `ended` turns true when the
@@ -66,11 +68,11 @@ pub(crate) fn start(
 ) -> Result<(), TransportError> {
     let client = config.consumer()?;
     let context = Context::new(Arc::clone(&shared), config.revoke_timeout);
-    let envelope = config.envelope.clone();
+    let (envelope, is_static) = (config.envelope.clone(), config.instance.is_some());
     let body = move || {
         let _end = EndGuard { shared: Arc::clone(&shared), ended };
         match BaseConsumer::from_config_and_context(&client, context) {
-            Ok(consumer) => Poller::new(consumer, shared, envelope).run(subscribed),
+            Ok(consumer) => Poller::new(consumer, shared, envelope, is_static).run(subscribed),
             // Nobody waits for the answer any more: then nobody needs the thread either.
             Err(error) => drop(subscribed.send(Err(error::of("connect", error)))),
         }
@@ -96,7 +98,7 @@ impl Drop for EndGuard {
 }
 
 impl Poller {
-    fn new(consumer: BaseConsumer<Context>, shared: Arc<Shared>, envelope: Envelope) -> Self {
+    fn new(consumer: BaseConsumer<Context>, shared: Arc<Shared>, envelope: Envelope, is_static: bool) -> Self {
         let now = Instant::now();
         Self {
             consumer,
@@ -110,6 +112,7 @@ impl Poller {
             stored_at: now,
             asked_at: now,
             missing_since: None,
+            is_static,
         }
     }
 
@@ -120,7 +123,7 @@ impl Poller {
         if subscribed.send(result).is_err() || failed {
             return;
         }
-        while !self.shared.stopped() {
+        while self.shared.stopped().is_none() {
             if self.has_room() {
                 self.take_in();
             }
@@ -286,7 +289,23 @@ impl Poller {
         let ended = self.shared.end(&places, Instant::now(), || self.consumer.assignment_lost());
         commit(&self.consumer, &self.shared, &ended.offsets);
         self.shared.lose_all(ended);
+        if places.is_empty() && !self.is_static {
+            self.leave_empty_handed();
+        }
         drop(self.consumer);
+    }
+
+    /// Leaves the group with no partition. librdkafka 2.12 closes such a member without telling the broker, and the
+    /// next rebalance then waits for it until its session times out. Unsubscribing does tell, once a rebalance that is
+    /// under way has ended; nothing but the statistics says when that was.
+    fn leave_empty_handed(&self) {
+        self.consumer.context().seen(|seen| seen.leaving = true);
+        self.consumer.unsubscribe();
+        let deadline = self.shared.stopped().unwrap_or_else(Instant::now);
+        while !self.consumer.context().seen(|seen| seen.left) && Instant::now() < deadline {
+            // A record of a partition that came in the meantime is not ours to hand over any more.
+            drop(self.consumer.poll(POLL));
+        }
     }
 }
 

@@ -41,6 +41,9 @@ pub(crate) struct Seen {
     pub(crate) assignment_changed: bool,
     /// A topic is said not to exist.
     pub(crate) topic_missing: bool,
+    /// Whether to look for the end of the membership, and whether it was seen.
+    pub(crate) leaving: bool,
+    pub(crate) left: bool,
     refused_since: Option<Instant>,
 }
 
@@ -131,7 +134,9 @@ impl ClientContext for Context {
 
     fn stats(&self, _statistics: Statistics) {}
 
-    fn stats_raw(&self, _statistics: &[u8]) {}
+    fn stats_raw(&self, statistics: &[u8]) {
+        self.seen(|seen| seen.left |= seen.leaving && is_out_of_the_group(statistics));
+    }
 
     fn error(&self, error: KafkaError, reason: &str) {
         let Some(code) = error::code_of(&error) else { return };
@@ -156,6 +161,20 @@ impl ClientContext for Context {
     }
 }
 
+/// Whether librdkafka's statistics say that this client has left its group, or has not joined it.
+fn is_out_of_the_group(statistics: &[u8]) -> bool {
+    #[derive(serde::Deserialize)]
+    struct Statistics {
+        cgrp: Option<Group>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Group {
+        join_state: String,
+    }
+    serde_json::from_slice::<Statistics>(statistics)
+        .is_ok_and(|statistics| statistics.cgrp.is_none_or(|group| group.join_state == "init"))
+}
+
 /// librdkafka's own log lines. What matters of them reaches the caller as an error.
 pub(crate) fn log(level: RDKafkaLogLevel, facility: &str, line: &str) {
     match level {
@@ -167,5 +186,19 @@ pub(crate) fn log(level: RDKafkaLogLevel, facility: &str, line: &str) {
             tracing::debug!(target: "librdkafka", facility, "{line}");
         }
         RDKafkaLogLevel::Debug => tracing::trace!(target: "librdkafka", facility, "{line}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_of_the_membership() {
+        let statistics = |state: &str| format!(r#"{{"name":"c","brokers":{{}},"cgrp":{{"state":"up","join_state":"{state}"}}}}"#);
+        assert!(is_out_of_the_group(statistics("init").as_bytes()));
+        assert!(!is_out_of_the_group(statistics("steady").as_bytes()));
+        assert!(!is_out_of_the_group(statistics("wait-join").as_bytes()));
+        assert!(!is_out_of_the_group(b"nonsense"));
     }
 }

@@ -1,6 +1,10 @@
 //! The transport: what the runtime calls.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use async_trait::async_trait;
 use inbox_core::{
@@ -10,6 +14,9 @@ use inbox_core::{
 use tokio::sync::{oneshot, watch};
 
 use crate::{admin, config::KafkaConfig, handover::Shared, poll};
+
+/// How long a transport that is dropped tries to leave the group in order.
+const DROPPED: Duration = Duration::from_secs(5);
 
 /// One member of a consumer group. See the [crate](crate) for what an operator should know.
 ///
@@ -88,7 +95,7 @@ impl Transport for KafkaTransport {
     }
 
     async fn close(&self, deadline: Duration) -> Result<(), TransportError> {
-        self.shared.stop();
+        self.shared.stop(Instant::now() + deadline);
         let mut ended = self.ended.clone();
         let left = tokio::time::timeout(deadline, ended.wait_for(|ended| *ended)).await;
         match left {
@@ -102,7 +109,7 @@ impl Transport for KafkaTransport {
 
 impl Drop for KafkaTransport {
     fn drop(&mut self) {
-        self.shared.stop();
+        self.shared.stop(Instant::now() + DROPPED);
     }
 }
 

@@ -45,6 +45,21 @@ fn class(error: &sqlx::Error) -> Class {
     }
 }
 
+/// Whether somebody else is writing, or cleaning up: SQLite says so at once, whatever the busy timeout, while the last
+/// connection to a file is being closed (<https://www.sqlite.org/wal.html>, "Sometimes Queries Return SQLITE_BUSY").
+pub(crate) fn is_busy(error: &sqlx::Error) -> bool {
+    class(error) == Class::Contention
+}
+
+/// How calls that nobody else repeats wait for that.
+pub(crate) fn patience() -> backon::ExponentialBuilder {
+    backon::ExponentialBuilder::new()
+        .with_min_delay(std::time::Duration::from_millis(5))
+        .with_max_delay(std::time::Duration::from_millis(200))
+        .with_max_times(50)
+        .with_jitter()
+}
+
 pub(crate) fn store(error: sqlx::Error, operation: &'static str) -> StoreError {
     let kind = match class(&error) {
         Class::Unavailable => StoreErrorKind::Unavailable,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use backon::Retryable;
 use inbox_core::{Message, Publisher, TransportError, clock, envelope};
 use sqlx::{SqlitePool, sqlite::SqliteSynchronous};
 
@@ -53,7 +54,11 @@ impl Publisher for SqlitePublisher {
         // A task of its own: dropping this future must not cut a transaction in half on a pooled connection.
         let publisher = self.clone();
         let count = messages.len();
-        let stored = crate::transport::spawn(async move { publisher.store(&messages).await }).await;
+        let stored = crate::transport::spawn(async move {
+            let store = || publisher.store(&messages);
+            store.retry(error::patience()).when(error::is_busy).await
+        })
+        .await;
         let outcome = match stored {
             Ok(Ok(())) => return (0..count).map(|_| Ok(())).collect(),
             Ok(Err(error)) => inbox_core::report(&error::transport(error, "publish")),

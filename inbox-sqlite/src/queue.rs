@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use backon::Retryable;
 use inbox_core::{TransportError, TransportErrorKind, config::TransportUrl};
 use sqlx::{
     SqlitePool,
@@ -45,6 +46,12 @@ impl QueueConfig {
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn file(&self) -> &std::path::Path {
+        &self.file
     }
 
     /// Reads a URL. The last part of its path is the topic, what is before it the file. Keys: `group`, `lease`.
@@ -91,13 +98,17 @@ impl QueueConfig {
         if !make && !self.file.exists() {
             return Err(self.missing("the file does not exist"));
         }
-        SqlitePoolOptions::new()
-            .max_connections(connections)
-            .acquire_timeout(self.busy_timeout * 2)
-            .idle_timeout(None)
-            .max_lifetime(None)
-            .test_before_acquire(false)
-            .connect_with(options)
+        let open = || {
+            SqlitePoolOptions::new()
+                .max_connections(connections)
+                .acquire_timeout(self.busy_timeout * 2)
+                .idle_timeout(None)
+                .max_lifetime(None)
+                .test_before_acquire(false)
+                .connect_with(options.clone())
+        };
+        open.retry(error::patience())
+            .when(error::is_busy)
             .await
             .map_err(|error| error::transport(error, "connect").context(format!("cannot open {}", self.file.display())))
     }
@@ -131,14 +142,21 @@ impl QueueConfig {
     /// # Errors
     /// `InvalidConfig` when the file cannot be opened or is no database.
     pub async fn provision(&self) -> Result<(), TransportError> {
-        let fail = |error| error::transport(error, "provision");
         let pool = self.pool(true, SqliteSynchronous::Full, 1).await?;
-        let mut tx = pool.begin_with("BEGIN IMMEDIATE").await.map_err(fail)?;
-        sqlx::raw_sql(sql::MAKE).execute(&mut *tx).await.map_err(fail)?;
-        sqlx::query(sql::ADD_TOPIC).bind(&self.topic).execute(&mut *tx).await.map_err(fail)?;
-        tx.commit().await.map_err(fail)?;
+        let make = || self.make(&pool);
+        make.retry(error::patience())
+            .when(error::is_busy)
+            .await
+            .map_err(|error| error::transport(error, "provision"))?;
         pool.close().await;
         Ok(())
+    }
+
+    async fn make(&self, pool: &SqlitePool) -> Result<(), sqlx::Error> {
+        let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?;
+        sqlx::raw_sql(sql::MAKE).execute(&mut *tx).await?;
+        sqlx::query(sql::ADD_TOPIC).bind(&self.topic).execute(&mut *tx).await?;
+        tx.commit().await
     }
 
     /// How many messages the topic holds: the queue keeps them all.

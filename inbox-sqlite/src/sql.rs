@@ -135,12 +135,15 @@ CREATE TABLE IF NOT EXISTS inbox_queue_groups (
 CREATE TABLE IF NOT EXISTS inbox_queue_deliveries (
     grp INTEGER NOT NULL,
     seq INTEGER NOT NULL,
-    owner INTEGER NOT NULL,
-    lease INTEGER NOT NULL,
-    lease_until INTEGER NOT NULL,
-    count INTEGER NOT NULL,
+    key BLOB,
+    owner INTEGER NOT NULL DEFAULT 0,
+    lease INTEGER NOT NULL DEFAULT 0,
+    lease_until INTEGER NOT NULL DEFAULT 0,
+    count INTEGER NOT NULL DEFAULT 0,
+    suspect INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (grp, seq)
-) STRICT, WITHOUT ROWID;";
+) STRICT, WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS inbox_queue_by_key ON inbox_queue_deliveries (grp, key);";
 
     pub(crate) const HAS_QUEUE: &str =
         "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'inbox_queue_topics')";
@@ -161,24 +164,33 @@ SELECT EXISTS (SELECT 1 FROM inbox_queue_deliveries WHERE grp = ?2 AND lease_unt
     OR EXISTS (SELECT 1 FROM inbox_queue_messages WHERE topic = ?1
                AND seq > (SELECT position FROM inbox_queue_groups WHERE id = ?2))";
 
-    /// What nobody holds any more: ?1 group, ?2 owner, ?3 lease, ?4 until, ?5 now, ?6 most.
-    pub(crate) const TAKE_AGAIN: &str = "
-UPDATE inbox_queue_deliveries SET owner = ?2, lease = ?3, lease_until = ?4, count = count + 1
-WHERE grp = ?1 AND seq IN (SELECT seq FROM inbox_queue_deliveries WHERE grp = ?1 AND lease_until <= ?5 ORDER BY seq LIMIT ?6)";
+    /// Makes rows for messages that nobody has had yet: ?1 group, ?2 topic, ?3 most. Sequence numbers are given by the one
+    /// writer, so none below the highest one can appear later.
+    pub(crate) const ADMIT: &str = "
+INSERT INTO inbox_queue_deliveries (grp, seq, key)
+SELECT ?1, seq, key FROM inbox_queue_messages
+WHERE topic = ?2 AND seq > (SELECT position FROM inbox_queue_groups WHERE id = ?1) ORDER BY seq LIMIT ?3";
 
-    /// What nobody has had yet: ?1 group, ?2 owner, ?3 lease, ?4 until, ?5 topic, ?6 most.
-    pub(crate) const TAKE_NEW: &str = "
-INSERT INTO inbox_queue_deliveries (grp, seq, owner, lease, lease_until, count)
-SELECT ?1, seq, ?2, ?3, ?4, 1 FROM inbox_queue_messages
-WHERE topic = ?5 AND seq > (SELECT position FROM inbox_queue_groups WHERE id = ?1) ORDER BY seq LIMIT ?6";
-
-    /// Sequence numbers are given by the one writer, so none below the highest taken one can appear later.
     pub(crate) const ADVANCE: &str = "
 UPDATE inbox_queue_groups SET position = max(position, coalesce(
-    (SELECT max(seq) FROM inbox_queue_deliveries WHERE grp = ?1 AND lease = ?2), 0)) WHERE id = ?1";
+    (SELECT max(seq) FROM inbox_queue_deliveries WHERE grp = ?1), 0)) WHERE id = ?1";
+
+    /// How many rows nobody holds: ?1 group, ?2 now.
+    pub(crate) const WAITING: &str = "SELECT count(*) FROM inbox_queue_deliveries WHERE grp = ?1 AND lease_until <= ?2";
+
+    /// Leases what nobody holds, in order: ?1 group, ?2 owner, ?3 lease, ?4 until, ?5 now, ?6 most. A key of which another
+    /// member holds a message waits. A lease that ran out, and was not given back, may have been in flight at a crash.
+    pub(crate) const TAKE: &str = "
+UPDATE inbox_queue_deliveries
+SET suspect = (owner <> 0), owner = ?2, lease = ?3, lease_until = ?4, count = count + 1
+WHERE grp = ?1 AND seq IN (
+    SELECT seq FROM inbox_queue_deliveries d WHERE grp = ?1 AND lease_until <= ?5 AND (key IS NULL OR NOT EXISTS (
+        SELECT 1 FROM inbox_queue_deliveries o
+        WHERE o.grp = ?1 AND o.key = d.key AND o.owner <> ?2 AND o.lease_until > ?5))
+    ORDER BY seq LIMIT ?6)";
 
     pub(crate) const TAKEN: &str = "
-SELECT m.seq, d.count, m.id, m.kind, m.key, m.headers, m.origin, m.produced_at, m.stored_at, m.body
+SELECT m.seq, d.count, d.suspect, m.id, m.kind, m.key, m.headers, m.origin, m.produced_at, m.stored_at, m.body
 FROM inbox_queue_deliveries d JOIN inbox_queue_messages m ON m.seq = d.seq
 WHERE d.grp = ?1 AND d.lease = ?2 ORDER BY m.seq";
 

@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, error::Error, sync::Arc, time::Duration};
 
+use backon::Retryable;
 use inbox_core::{
     Blame, Candidate, Claim, Claims, ConsumerId, InboxStore, Limits, MessageId, StoreError, StoreErrorKind, clock,
     maintenance::Maintenance, store::sorted,
@@ -58,24 +59,29 @@ impl SqliteInboxStore {
 
     pub(crate) async fn with(config: SqliteConfig) -> Result<Self, StoreError> {
         let guard = Guard::new();
-        let (at_connect, at_release) = (Arc::clone(&guard), Arc::clone(&guard));
         let options = config.connect_options();
-        let writer = SqlitePoolOptions::new()
-            .max_connections(1)
-            .acquire_timeout(config.busy_timeout.max(TURN))
-            .idle_timeout(None)
-            .max_lifetime(None)
-            .test_before_acquire(false)
-            .after_connect(move |connection, _| Box::pin(Arc::clone(&at_connect).install(connection)))
-            // A connection in doubt is closed, never reused.
-            .after_release(move |_, _| {
-                let clean = at_release.is_clean();
-                Box::pin(async move { Ok(clean) })
-            })
-            .connect_with(options.clone())
+        let open = || {
+            let (at_connect, at_release) = (Arc::clone(&guard), Arc::clone(&guard));
+            SqlitePoolOptions::new()
+                .max_connections(1)
+                .acquire_timeout(config.busy_timeout.max(TURN))
+                .idle_timeout(None)
+                .max_lifetime(None)
+                .test_before_acquire(false)
+                .after_connect(move |connection, _| Box::pin(Arc::clone(&at_connect).install(connection)))
+                // A connection in doubt is closed, never reused.
+                .after_release(move |_, _| {
+                    let clean = at_release.is_clean();
+                    Box::pin(async move { Ok(clean) })
+                })
+                .connect_with(options.clone())
+        };
+        let writer = open
+            .retry(error::patience())
+            .when(error::is_busy)
             .await
             .map_err(|error| error::store(error, "open").context("the database file cannot be opened"))?;
-        let reader = SqlitePoolOptions::new().max_connections(2).connect_lazy_with(options);
+        let reader = SqlitePoolOptions::new().max_connections(2).connect_lazy_with(options.clone());
         let store = Self { writer, reader, guard };
         if config.migrate_on_start {
             store.migrate().await?;
@@ -85,7 +91,12 @@ impl SqliteInboxStore {
 
     /// Begins a transaction of the store's own connection.
     pub(crate) async fn begin_own(&self, operation: &'static str) -> Result<Transaction<'static, Sqlite>, StoreError> {
-        let tx = self.writer.begin_with(sql::BEGIN).await.map_err(|error| error::store(error, operation))?;
+        let begin = || self.writer.begin_with(sql::BEGIN);
+        let tx = begin
+            .retry(error::patience())
+            .when(error::is_busy)
+            .await
+            .map_err(|error| error::store(error, operation))?;
         self.guard.begun();
         Ok(tx)
     }

@@ -31,6 +31,9 @@ use crate::{
 /// How long the queue is not looked at while it is empty, at first and at most.
 const LOOK: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(25));
 
+/// How many messages may wait, known to the group and leased to nobody, because another member holds their key.
+const MOST_WAITING: i64 = 10_000;
+
 /// Tasks of this adapter end with the transport, and none is ever aborted.
 #[allow(clippy::disallowed_methods, reason = "an adapter's own tasks, see above")]
 pub(crate) fn spawn<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) -> tokio::task::JoinHandle<T> {
@@ -101,12 +104,11 @@ impl SqliteTransport {
         drop(spawn(keep(Arc::clone(&queue))));
         let capabilities = Capabilities {
             name: "sqlite",
-            // True for one member. With several, keys are shared and an expired lease comes again out of its turn.
             ordering: Ordering::Key,
             lease: Lease::Extended { timeout: config.lease },
             delivery_count: true,
             suspect_flag: true,
-            exclusive_keys: false,
+            exclusive_keys: true,
             max_body: Some(1_000_000_000),
             durable: true,
         };
@@ -214,7 +216,22 @@ impl Queue {
         let most = i64::try_from(most).unwrap_or(i64::MAX);
         let mut tx = self.writer.begin_with("BEGIN IMMEDIATE").await?;
         let until = self.until();
-        let again = sqlx::query(sql::TAKE_AGAIN)
+        let waiting: i64 =
+            sqlx::query_scalar(sql::WAITING).bind(self.group).bind(now).fetch_one(&mut *tx).await?;
+        // Those that wait for their key must not keep the others from coming, up to a bound.
+        if waiting < most.saturating_add(MOST_WAITING) {
+            let admitted = sqlx::query(sql::ADMIT)
+                .bind(self.group)
+                .bind(self.topic)
+                .bind(most)
+                .execute(&mut *tx)
+                .await?
+                .rows_affected();
+            if admitted > 0 {
+                sqlx::query(sql::ADVANCE).bind(self.group).execute(&mut *tx).await?;
+            }
+        }
+        sqlx::query(sql::TAKE)
             .bind(self.group)
             .bind(self.owner)
             .bind(lease)
@@ -222,24 +239,7 @@ impl Queue {
             .bind(now)
             .bind(most)
             .execute(&mut *tx)
-            .await?
-            .rows_affected();
-        let left = most.saturating_sub(i64::try_from(again).unwrap_or(i64::MAX));
-        if left > 0 {
-            let taken = sqlx::query(sql::TAKE_NEW)
-                .bind(self.group)
-                .bind(self.owner)
-                .bind(lease)
-                .bind(until)
-                .bind(self.topic)
-                .bind(left)
-                .execute(&mut *tx)
-                .await?
-                .rows_affected();
-            if taken > 0 {
-                sqlx::query(sql::ADVANCE).bind(self.group).bind(lease).execute(&mut *tx).await?;
-            }
-        }
+            .await?;
         let rows = sqlx::query(sql::TAKEN).bind(self.group).bind(lease).fetch_all(&mut *tx).await?;
         let mut deliveries = Vec::with_capacity(rows.len());
         for row in &rows {
@@ -255,14 +255,14 @@ impl Queue {
         let bytes = |column: usize| row.try_get::<Option<Vec<u8>>, _>(column).map(|bytes| bytes.map(Bytes::from));
         let seq: i64 = row.try_get(0)?;
         let count: u32 = row.try_get(1)?;
-        let mut message = Message::new(bytes(9)?.unwrap_or_default());
-        message.id = bytes(2)?.map(IdText::new);
-        message.kind = row.try_get(3)?;
-        message.key = bytes(4)?;
-        message.headers = bytes(5)?.and_then(|headers| envelope::decode_headers(&headers)).unwrap_or_default();
-        message.origin = row.try_get(6)?;
-        message.produced_at = row.try_get::<Option<i64>, _>(7)?.map(millis_of);
-        message.stored_at = row.try_get::<Option<i64>, _>(8)?.map(millis_of);
+        let mut message = Message::new(bytes(10)?.unwrap_or_default());
+        message.id = bytes(3)?.map(IdText::new);
+        message.kind = row.try_get(4)?;
+        message.key = bytes(5)?;
+        message.headers = bytes(6)?.and_then(|headers| envelope::decode_headers(&headers)).unwrap_or_default();
+        message.origin = row.try_get(7)?;
+        message.produced_at = row.try_get::<Option<i64>, _>(8)?.map(millis_of);
+        message.stored_at = row.try_get::<Option<i64>, _>(9)?.map(millis_of);
         let held = Held { seq, lease };
         let delivery = Delivery {
             message: envelope::Envelope::default().open(message),
@@ -270,7 +270,7 @@ impl Queue {
             source: Source::new(Arc::clone(&self.source)).coordinates(seq.to_string()),
             partition: None,
             delivery_count: Some(count),
-            suspect: count > 1,
+            suspect: row.try_get(2)?,
         };
         Ok((held, delivery))
     }

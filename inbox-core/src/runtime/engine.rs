@@ -108,6 +108,12 @@ impl Item {
         self.receipt.as_ref().is_some_and(|receipt| receipt.session().is_ending())
     }
 
+    /// Notes how many attempts have failed; the handler sees the next one's number.
+    pub(crate) fn failed(&mut self, attempts: u32) {
+        self.attempts = attempts;
+        self.message.context.attempt = attempts.saturating_add(1);
+    }
+
     pub(crate) fn candidate(&self) -> Candidate {
         let time: Option<SystemTime> = self.id.time().or(self.message.produced_at).or(self.message.stored_at);
         Candidate { id: self.id, fingerprint: self.fingerprint, time }
@@ -203,6 +209,7 @@ impl<S: FailureStore> Engine<S> {
         };
         message.context.message_id = id;
         message.context.source = source.clone();
+        message.context.attempt = 1;
         let key = match self.settings.ordering {
             super::Ordering::Key => message.key.as_ref().map(hash),
             super::Ordering::Partition => partition.map(|partition| hash(&partition)),

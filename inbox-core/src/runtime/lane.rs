@@ -339,7 +339,7 @@ impl<S: FailureStore> Lane<S> {
         match counted {
             Ok(Some(attempts)) => {
                 engine.counters.attempts_failed.add(1);
-                item.attempts = attempts;
+                item.failed(attempts);
                 tracing::warn!(message_id = %item.id, attempt = attempts, error, "an attempt failed");
                 if attempts >= engine.settings.max_attempts {
                     item.plan = Plan::Quarantine(Reason::MaxAttempts, error.to_owned());

@@ -92,7 +92,7 @@ async fn count<S: FailureStore>(
         return Ok(None);
     };
     engine.counters.attempts_failed.add(1);
-    item.attempts = attempts;
+    item.failed(attempts);
     if attempts < engine.settings.max_attempts {
         return Ok(Some(Outcome::Failed { attempts, error }));
     }

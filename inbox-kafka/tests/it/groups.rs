@@ -59,11 +59,12 @@ async fn work(transport: Arc<KafkaTransport>, ledger: Arc<Mutex<Ledger>>, seed: 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn members_come_and_go_under_load_and_nothing_is_lost() {
     const TOTAL: u32 = 6_000;
+    tracing_subscriber::fmt().with_max_level(tracing_subscriber::filter::LevelFilter::TRACE).with_ansi(false).init();
     let topic = Topic::new(6).await;
     let ledger = Arc::new(Mutex::new(Ledger::default()));
     let mut tasks = JoinSet::new();
     let join = async |tasks: &mut JoinSet<()>, seed| {
-        let member = Arc::new(topic.member("revoke_timeout=2s&prefetch=50").await);
+        let member = Arc::new(topic.member("revoke_timeout=2s&prefetch=50&kafka.debug=cgrp").await);
         tasks.spawn(work(Arc::clone(&member), Arc::clone(&ledger), seed));
         member
     };

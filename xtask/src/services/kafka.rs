@@ -28,6 +28,7 @@ pub(super) const SERVICE: Service = Service {
     ],
     start,
     stop: "TERM",
+    clean: |_| Ok(()),
 };
 
 /// A Java that is new enough: the one on the `PATH`, or another that is installed.

@@ -38,6 +38,8 @@ struct Service {
     start: fn(&Start<'_>) -> Result<Running>,
     /// The signal that asks it to end.
     stop: &'static str,
+    /// Removes, once it has ended, what it left outside `target/services`, the folder that it gets.
+    clean: fn(&Path) -> Result<()>,
 }
 
 /// What a service gets for its start.
@@ -103,13 +105,14 @@ pub(crate) fn down(names: Option<&[&str]>) -> Result<()> {
     let file = folder.join("state");
     let mut state = state::read(&file);
     for running in state.iter_mut().filter(|running| names.is_none_or(|names| names.contains(&running.name.as_str()))) {
+        let service = ALL.iter().find(|service| service.name == running.name);
         if running.alive() {
-            let stop = ALL.iter().find(|service| service.name == running.name).map_or("TERM", |service| service.stop);
-            end(running, stop)?;
+            end(running, service.map_or("TERM", |service| service.stop))?;
             eprintln!("{}: ended", running.name);
         } else {
             eprintln!("{}: is not running", running.name);
         }
+        service.map_or(Ok(()), |service| (service.clean)(&folder))?;
         running.pid = 0;
     }
     state::write(&file, &state)
@@ -234,6 +237,7 @@ mod tests {
         let start = Start { folder: Path::new("."), last: Some(&last) };
         assert_ne!(start.port().unwrap(), port);
         drop(listener);
-        assert_eq!(start.port().unwrap(), port);
+        // Not at once: a child that another test is starting holds the listener until it has become its program.
+        assert!(wait_until(LIMIT, || start.port().unwrap() == port));
     }
 }

@@ -24,6 +24,7 @@ pub(super) const SERVICE: Service = Service {
     start,
     // Fast shutdown: open sessions are ended, not waited for.
     stop: "INT",
+    clean,
 };
 
 /// The folder of `initdb` and its kin, the newest when there are several; Debian keeps them off the `PATH`.
@@ -86,10 +87,24 @@ fn base(folder: &Path) -> Result<PathBuf> {
     if as_user(Path::new("test")).arg("-x").arg(&near).status().is_ok_and(|status| status.success()) {
         return Ok(near);
     }
-    let far = PathBuf::from(format!("/var/tmp/inbox-postgres-{:016x}", hash(&folder.display().to_string())));
+    let far = far(folder);
     emptied(&far)?;
     own(&far)?;
     Ok(far)
+}
+
+/// The folder outside the workspace, of this workspace only.
+fn far(folder: &Path) -> PathBuf {
+    PathBuf::from(format!("/var/tmp/inbox-postgres-{:016x}", hash(&folder.display().to_string())))
+}
+
+/// Removes what `cargo clean` would not.
+fn clean(folder: &Path) -> Result<()> {
+    let far = far(folder);
+    if far.is_dir() {
+        fs::remove_dir_all(&far).with_context(|| format!("cannot remove {}", far.display()))?;
+    }
+    Ok(())
 }
 
 fn own(folder: &Path) -> Result<()> {

@@ -1,9 +1,9 @@
 //! Runs one command of a step, within its time.
 
 use std::{
-    io::{BufRead as _, BufReader, Read, Write as _},
+    io::{BufRead as _, BufReader, Read, Write},
     process::{Command, ExitStatus, Stdio},
-    thread,
+    thread::{self, JoinHandle},
     time::Duration,
 };
 
@@ -11,6 +11,12 @@ use anyhow::{Context, Result, bail};
 
 use super::counts::Counts;
 use crate::process::{kill_tree, shown, wait_until};
+
+/// How long the last output of a command that has ended may take to come.
+const DRAIN: Duration = Duration::from_secs(20);
+
+/// Where output is copied to.
+pub(crate) type Output = Box<dyn Write + Send>;
 
 /// How a command ended.
 #[derive(Debug)]
@@ -21,14 +27,15 @@ pub(crate) struct Ended {
     pub(crate) counts: Counts,
 }
 
-/// Runs `command`, its output passed through; with `counting` the test results in it are added up.
-pub(crate) fn invoke(command: &mut Command, limit: Duration, counting: bool) -> Result<Ended> {
+/// Runs `command`; with `counting` its standard output is copied there and the test results in it are added up.
+pub(crate) fn invoke(command: &mut Command, limit: Duration, counting: Option<Output>) -> Result<Ended> {
     command.stdin(Stdio::null());
-    if counting {
+    if counting.is_some() {
         command.stdout(Stdio::piped());
     }
     let mut child = command.spawn().with_context(|| format!("cannot run {}", shown(command)))?;
-    let reader = child.stdout.take().map(|stdout| thread::spawn(move || pass_through(stdout)));
+    let pair = child.stdout.take().zip(counting);
+    let reader = pair.map(|(from, to)| thread::spawn(move || pass_through(from, to)));
     let mut status = None;
     wait_until(limit, || {
         status = child.try_wait().transpose();
@@ -40,23 +47,29 @@ pub(crate) fn invoke(command: &mut Command, limit: Duration, counting: bool) -> 
         kill_tree(child.id());
         child.wait().context("cannot wait for the command")?;
     }
-    let counts = match reader.map(thread::JoinHandle::join) {
-        None => Counts::default(),
-        Some(Ok(counts)) => counts?,
-        Some(Err(_)) => bail!("reading the output panicked"),
-    };
+    let counts = reader.map_or(Ok(Counts::default()), counts_of)?;
     Ok(Ended { status, counts })
 }
 
-/// Copies lines to this program's output as they come, and adds up the test results in them.
-fn pass_through(from: impl Read) -> Result<Counts> {
+/// What the reader added up, once it came to the end of the output.
+fn counts_of(reader: JoinHandle<Result<Counts>>) -> Result<Counts> {
+    if !wait_until(DRAIN, || reader.is_finished()) {
+        bail!("the command has ended, but something that it started still holds its output");
+    }
+    match reader.join() {
+        Ok(counts) => counts,
+        Err(_) => bail!("reading the output panicked"),
+    }
+}
+
+/// Copies lines as they come, and adds up the test results in them.
+fn pass_through(from: impl Read, mut to: impl Write) -> Result<Counts> {
     let mut counts = Counts::default();
     let mut reader = BufReader::new(from);
     let mut line = Vec::new();
     while reader.read_until(b'\n', &mut line)? > 0 {
-        let mut out = std::io::stdout().lock();
-        out.write_all(&line)?;
-        out.flush()?;
+        to.write_all(&line)?;
+        to.flush()?;
         if let Some(more) = Counts::of_line(String::from_utf8_lossy(&line).trim_end()) {
             counts += more;
         }
@@ -70,7 +83,7 @@ mod tests {
     use super::*;
 
     fn run(script: &str, limit: Duration) -> Ended {
-        invoke(Command::new("sh").args(["-c", script]), limit, true).unwrap()
+        invoke(Command::new("sh").args(["-c", script]), limit, Some(Box::new(std::io::sink()))).unwrap()
     }
 
     #[test]

@@ -139,7 +139,7 @@ impl Run {
 
     fn tests(&self, invocation: &Invocation) -> Result<(Counts, String)> {
         eprintln!("$ {}", invocation.shown());
-        let ended = invoke(&mut self.command(invocation)?, invocation.limit, true)?;
+        let ended = invoke(&mut self.command(invocation)?, invocation.limit, Some(Box::new(std::io::stdout())))?;
         let mut counts = ended.counts;
         let passed = verdict(invocation, ended.status.map(|status| status.code()));
         let note = passed.err().unwrap_or_default();
@@ -160,7 +160,7 @@ impl Run {
         let (mut counts, mut notes) = (Counts::default(), Vec::new());
         for invocation in invocations {
             eprintln!("$ {}", invocation.shown());
-            let ended = invoke(&mut self.command(invocation)?, invocation.limit, false)?;
+            let ended = invoke(&mut self.command(invocation)?, invocation.limit, None)?;
             let passed = verdict(invocation, ended.status.map(|status| status.code()));
             counts += Counts::one(passed.is_ok());
             if let Err(note) = passed {

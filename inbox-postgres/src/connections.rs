@@ -1,0 +1,340 @@
+//! The store's own connections: how they are opened, how transactions begin and end on them, and how those in doubt are
+//! never used again.
+//!
+//! Nobody can take a connection out of sqlx's `Transaction`, so doubt about one condemns all: the pool is closed and
+//! replaced. Transactions that are open go on; their connections are closed when they end.
+
+use std::{
+    fmt,
+    future::Future,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use inbox_core::{Limits, StoreError, StoreErrorKind};
+use sqlx::{
+    AssertSqlSafe, Connection, Executor, PgConnection, PgPool, SqlSafeStr, SqlStr,
+    postgres::{PgConnectOptions, PgPoolOptions},
+};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+use crate::{
+    PgTransaction,
+    config::{PgConfig, server},
+    error::{code, is_answer, is_lost, kind_of, store_error},
+    sql,
+};
+
+/// How long a ROLLBACK may take before its connection is closed instead.
+const ROLLBACK_BOUND: Duration = Duration::from_secs(5);
+/// How much longer than the server's own bound an answer may take.
+const GRACE: Duration = Duration::from_secs(10);
+/// The longest that PostgreSQL takes for a time-out, in milliseconds.
+const MOST_MS: i64 = 2_147_483_647;
+
+pub(crate) struct Connections {
+    options: PgConnectOptions,
+    most: u32,
+    connect_timeout: Duration,
+    /// Made when it is first needed, and again after a doubt.
+    pool: Mutex<Option<PgPool>>,
+    /// The longest bound of a statement that any transaction was begun with, in milliseconds.
+    longest: AtomicU64,
+}
+
+impl Connections {
+    pub(crate) fn new(config: &PgConfig) -> Self {
+        Self {
+            // Behind the user's own options, since the last one counts: what a handler sends after it has ended our
+            // transaction is refused instead of kept.
+            options: config.options.clone().options([("default_transaction_read_only", "on")]),
+            most: config.connections,
+            connect_timeout: config.connect_timeout,
+            pool: Mutex::new(None),
+            longest: AtomicU64::new(20_000),
+        }
+    }
+
+    pub(crate) fn server(&self) -> String {
+        server(&self.options)
+    }
+
+    pub(crate) fn database(&self) -> &str {
+        self.options.get_database().unwrap_or_else(|| self.options.get_username())
+    }
+
+    fn pool(&self) -> PgPool {
+        let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+        pool.get_or_insert_with(|| {
+            PgPoolOptions::new()
+                .max_connections(self.most)
+                .acquire_timeout(self.connect_timeout)
+                // A connection that died while it was idle shows itself at BEGIN, which is tried again on another one.
+                .test_before_acquire(false)
+                .after_connect(|connection, _| Box::pin(prepare(connection)))
+                // sqlx would give out a connection with a transaction left open (a nested one that was forgotten).
+                .after_release(|connection, _| {
+                    let ended = !connection.is_in_transaction();
+                    Box::pin(async move { Ok(ended) })
+                })
+                .connect_lazy_with(self.options.clone())
+        })
+        .clone()
+    }
+
+    /// Uses none of the connections again that are open now.
+    pub(crate) fn condemn(&self) {
+        let pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(pool) = pool {
+            tracing::debug!("a connection is in doubt; all idle ones are closed");
+            // Marks the pool as closed at once; what the future would wait for is of no interest.
+            drop(pool.close());
+        }
+    }
+
+    /// Connects and disconnects, trying again while the server may still be starting.
+    pub(crate) async fn try_once(&self) -> Result<(), StoreError> {
+        let deadline = Instant::now() + self.connect_timeout;
+        let mut last = None;
+        let mut pause = Duration::from_millis(50);
+        loop {
+            match timeout_at(deadline, PgConnection::connect_with(&self.options)).await {
+                Ok(Ok(connection)) => {
+                    // A farewell that fails leaves nothing behind.
+                    drop(timeout(ROLLBACK_BOUND, connection.close()).await);
+                    return Ok(());
+                }
+                Ok(Err(error)) if may_be_starting(&error) => last = Some(error),
+                Ok(Err(error)) => return Err(self.no_connection("connect", error)),
+                Err(_) => break,
+            }
+            if Instant::now() + pause >= deadline {
+                break;
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_secs(1));
+        }
+        Err(match last {
+            Some(error) => self.no_connection("connect", error),
+            None => self.no_answer("connect", self.connect_timeout),
+        })
+    }
+
+    /// Begins a transaction for handlers.
+    pub(crate) async fn begin(&self, limits: &Limits) -> Result<PgTransaction<'static>, StoreError> {
+        let lock = milliseconds(limits.claim_wait);
+        let statement = milliseconds(limits.statement_timeout);
+        let claim = lock.saturating_add(1_000).min(MOST_MS).max(statement);
+        self.longest.fetch_max(claim.unsigned_abs(), Ordering::Relaxed);
+        self.begin_with("begin", AssertSqlSafe(sql::begin(lock, claim, statement)).into_sql_str()).await
+    }
+
+    /// Begins a transaction by `statement`. The connection that it meets may have died while it was idle, so that it is
+    /// tried once more than there can be such connections.
+    pub(crate) async fn begin_with(
+        &self,
+        operation: &'static str,
+        statement: SqlStr,
+    ) -> Result<PgTransaction<'static>, StoreError> {
+        // The pool's own bound comes first, and says more.
+        let deadline = Instant::now() + self.connect_timeout + Duration::from_millis(500);
+        for _ in 0..self.most {
+            match self.try_begin(statement.clone(), deadline).await {
+                Some(Ok(tx)) => return Ok(tx),
+                Some(Err(error)) if is_lost(&error) && Instant::now() < deadline => {}
+                Some(Err(error)) => return Err(self.no_connection(operation, error)),
+                None => return Err(self.no_answer(operation, self.connect_timeout)),
+            }
+        }
+        match self.try_begin(statement, deadline).await {
+            Some(Ok(tx)) => Ok(tx),
+            Some(Err(error)) => Err(self.no_connection(operation, error)),
+            None => Err(self.no_answer(operation, self.connect_timeout)),
+        }
+    }
+
+    /// `None` when the deadline passed. A BEGIN whose answer nobody has seen, also because the caller was dropped,
+    /// leaves a connection that sqlx takes for a clean one (its issue 4393).
+    async fn try_begin(
+        &self,
+        statement: SqlStr,
+        deadline: Instant,
+    ) -> Option<Result<PgTransaction<'static>, sqlx::Error>> {
+        let pool = self.pool();
+        let mut doubt = Doubt { connections: self, is_open: true };
+        let begun = timeout_at(deadline, pool.begin_with(statement)).await.ok()?;
+        doubt.is_open = match &begun {
+            Ok(_) => false,
+            Err(sqlx::Error::PoolTimedOut) => false,
+            Err(error) => !is_lost(error),
+        };
+        Some(begun)
+    }
+
+    /// Waits for the answer to a statement, not much longer than the server itself would work on it.
+    pub(crate) async fn ask<T>(
+        &self,
+        operation: &'static str,
+        statement: impl Future<Output = Result<T, sqlx::Error>>,
+    ) -> Result<T, StoreError> {
+        match self.answer(statement).await {
+            Some(Ok(answer)) => Ok(answer),
+            Some(Err(error)) => Err(store_error(operation, error)),
+            None => Err(self.no_answer(operation, self.patience())),
+        }
+    }
+
+    /// As [`ask`](Self::ask), for callers who look at the error; `None` when there was no answer in time.
+    pub(crate) async fn answer<T>(
+        &self,
+        statement: impl Future<Output = Result<T, sqlx::Error>>,
+    ) -> Option<Result<T, sqlx::Error>> {
+        let answer = timeout(self.patience(), statement).await.ok();
+        if answer.is_none() {
+            self.condemn();
+        }
+        answer
+    }
+
+    pub(crate) fn patience(&self) -> Duration {
+        Duration::from_millis(self.longest.load(Ordering::Relaxed)).saturating_add(GRACE)
+    }
+
+    /// Rolls back and waits for it.
+    pub(crate) async fn rollback(&self, tx: PgTransaction<'static>) -> Result<(), StoreError> {
+        let mut ending = Box::pin(roll_back(tx));
+        match timeout(ROLLBACK_BOUND, &mut ending).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => {
+                if !is_lost(&error) {
+                    self.condemn();
+                }
+                let context = "the rollback was not confirmed; the database rolls back by itself";
+                Err(StoreError::new(StoreErrorKind::Unavailable, "rollback").context(context).source(error))
+            }
+            Err(_) => {
+                // Before the connection goes back, so that it is closed and not used again.
+                self.condemn();
+                drop(ending);
+                Err(self.no_answer("rollback", ROLLBACK_BOUND))
+            }
+        }
+    }
+
+    /// Sends COMMIT: an error says whether it may have committed.
+    pub(crate) async fn commit(&self, tx: PgTransaction<'static>, operation: &'static str) -> Result<(), StoreError> {
+        match timeout(self.patience(), tx.commit()).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) if is_answer(&error) && !matches!(code(&error), Some("40003" | "08007")) => {
+                let kind = match kind_of(&error) {
+                    // A deferred trigger of a handler's that runs too long, or one that meets a missing table.
+                    StoreErrorKind::Unavailable if code(&error) == Some("57014") => StoreErrorKind::Unexpected,
+                    StoreErrorKind::Schema | StoreErrorKind::Unauthorized => StoreErrorKind::Unexpected,
+                    kind => kind,
+                };
+                let context = "the database refused to commit; nothing was committed";
+                Err(StoreError::new(kind, operation).context(context).source(error))
+            }
+            Ok(Err(error)) => {
+                if !is_lost(&error) {
+                    self.condemn();
+                }
+                Err(unknown(operation).source(error))
+            }
+            Err(_) => {
+                self.condemn();
+                Err(unknown(operation))
+            }
+        }
+    }
+
+    fn no_connection(&self, operation: &'static str, error: sqlx::Error) -> StoreError {
+        let (server, database) = (self.server(), self.database());
+        let kind = match kind_of(&error) {
+            // Before there is a connection: the server's address, its certificate, its protocol.
+            StoreErrorKind::Unexpected if code(&error).is_none() => StoreErrorKind::Unavailable,
+            kind => kind,
+        };
+        let context = match (&error, kind) {
+            (sqlx::Error::PoolTimedOut, _) => format!(
+                "no connection to {server} within {:?}: the server cannot be reached, or all {} connections of the \
+                 store are in use",
+                self.connect_timeout, self.most,
+            ),
+            (_, StoreErrorKind::Unauthorized) => {
+                format!("{server} refuses user `{}` for database `{database}`", self.options.get_username())
+            }
+            (_, StoreErrorKind::InvalidConfig) => format!("{server} has no database `{database}`"),
+            _ => format!("no connection to {server}"),
+        };
+        StoreError::new(kind, operation).context(context).source(error)
+    }
+
+    fn no_answer(&self, operation: &'static str, within: Duration) -> StoreError {
+        StoreError::new(StoreErrorKind::Unavailable, operation)
+            .context(format!("no answer from {} within {within:?}; the connection is closed", self.server()))
+    }
+}
+
+impl fmt::Debug for Connections {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connections").field("server", &self.server()).field("most", &self.most).finish_non_exhaustive()
+    }
+}
+
+/// Condemns the connections if it is dropped open.
+struct Doubt<'a> {
+    connections: &'a Connections,
+    is_open: bool,
+}
+
+impl Drop for Doubt<'_> {
+    fn drop(&mut self) {
+        if self.is_open {
+            self.connections.condemn();
+        }
+    }
+}
+
+/// What a new connection is told. Servers before 14, and platforms that cannot, go without it.
+async fn prepare(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    if connection.server_version_num().is_some_and(|version| version >= 140_000) {
+        match connection.execute(sql::NOTICE_CLOSED_CONNECTIONS).await {
+            Ok(_) => {}
+            Err(error) if is_answer(&error) => tracing::debug!(%error, "closed connections are noticed late"),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+async fn roll_back(mut tx: PgTransaction<'static>) -> Result<(), sqlx::Error> {
+    // A statement whose future was dropped may still be answered with an error, which is not the rollback's. A nested
+    // transaction whose beginning was dropped has queued a ROLLBACK of the whole, which this sends.
+    let mut in_sync = tx.ping().await;
+    while matches!(&in_sync, Err(error) if is_answer(error)) {
+        in_sync = tx.ping().await;
+    }
+    in_sync?;
+    if tx.is_in_transaction() { tx.rollback().await } else { Ok(()) }
+}
+
+fn may_be_starting(error: &sqlx::Error) -> bool {
+    match code(error) {
+        Some(code) => matches!(code, "57P03" | "53300"),
+        None => matches!(error, sqlx::Error::Io(_)),
+    }
+}
+
+fn unknown(operation: &'static str) -> StoreError {
+    StoreError::new(StoreErrorKind::CommitUnknown, operation)
+        .context("COMMIT was sent and its answer was lost; it may have committed")
+}
+
+fn milliseconds(duration: Duration) -> i64 {
+    // Zero would mean no bound at all.
+    i64::try_from(duration.as_millis()).unwrap_or(MOST_MS).clamp(1, MOST_MS)
+}

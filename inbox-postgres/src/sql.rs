@@ -1,0 +1,152 @@
+//! Every statement of the store.
+
+/// What every BEGIN of a transaction for handlers starts with; [`begin`] adds the bounds.
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
+     SET LOCAL idle_in_transaction_session_timeout = 0";
+
+/// Begins a transaction for handlers. The session's own `lock_timeout` and the bound of a handler's statements are kept
+/// aside; [`CLAIM`] puts both in force.
+pub(crate) fn begin(lock_timeout_ms: i64, claim_timeout_ms: i64, statement_timeout_ms: i64) -> String {
+    format!(
+        "{BEGIN}; SELECT set_config('inbox.lock_timeout', current_setting('lock_timeout'), true), \
+         set_config('inbox.statement_timeout', '{statement_timeout_ms}', true), \
+         set_config('lock_timeout', '{lock_timeout_ms}', true), \
+         set_config('statement_timeout', '{claim_timeout_ms}', true)"
+    )
+}
+
+/// Begins a transaction of the store's own that writes. It is durable when its COMMIT returns, whatever the role's
+/// `synchronous_commit` says: a consumer's number that a crash of the database forgot could be given to another one.
+pub(crate) const BEGIN_OWN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
+     SET LOCAL idle_in_transaction_session_timeout = 0; SET LOCAL lock_timeout = '10s'; \
+     SET LOCAL statement_timeout = '20s'; \
+     SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') IN ('off', 'local')";
+
+/// Begins a migration, which may wait for another one as long as it takes.
+pub(crate) const BEGIN_MIGRATION: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
+     SET LOCAL idle_in_transaction_session_timeout = 0; SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0; \
+     SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') IN ('off', 'local')";
+
+/// Begins a transaction that only reads.
+pub(crate) const BEGIN_READ: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; \
+     SET LOCAL idle_in_transaction_session_timeout = 0; SET LOCAL statement_timeout = '20s'";
+
+/// Makes the server notice within a second that a connection in doubt was closed in the middle of a statement.
+pub(crate) const NOTICE_CLOSED_CONNECTIONS: &str = "SET client_connection_check_interval = '1s'";
+
+/// Claims ids, in ascending order; puts a guard row under the transaction; and, once no wait can follow, ends the claim's
+/// own bounds.
+///
+/// The guard row's deferred foreign key points at a row that never exists: a COMMIT that is not preceded by [`FINISH`],
+/// which deletes it, fails with 23503 and takes claims and effects along. It also gives the transaction an id when
+/// every message is a duplicate. `max` makes the settings wait for all rows of `claimed`.
+pub(crate) const CLAIM: &str = "\
+    WITH guard AS (
+        INSERT INTO inbox.guard (transaction) VALUES (pg_current_xact_id()::text::bigint)
+    ), claimed AS (
+        INSERT INTO inbox.claims (consumer, message_id, fingerprint, claimed_at)
+        SELECT $1, c.id, c.fingerprint, greatest(now(), c.time)
+        FROM unnest($2::uuid[], $3::int[], $4::timestamptz[]) AS c (id, fingerprint, time)
+        ORDER BY c.id
+        ON CONFLICT (consumer, message_id) DO NOTHING
+        RETURNING message_id
+    )
+    SELECT pg_current_xact_id()::text::bigint, coalesce(array_agg(message_id), '{}'),
+        set_config('lock_timeout', current_setting('inbox.lock_timeout'), true),
+        set_config('statement_timeout', current_setting('inbox.statement_timeout'), true)
+    FROM claimed";
+
+/// The fingerprints of ids that others have claimed: a statement of its own, whose snapshot is newer than their commits.
+pub(crate) const FINGERPRINTS: &str =
+    "SELECT message_id, fingerprint FROM inbox.claims WHERE consumer = $1 AND message_id = ANY ($2)";
+
+/// Takes claims back.
+pub(crate) const UNCLAIM: &str = "DELETE FROM inbox.claims WHERE consumer = $1 AND message_id = ANY ($2)";
+
+/// Which transaction this is, without making it one that writes.
+pub(crate) const CHECK: &str = "SELECT pg_current_xact_id_if_assigned()::text::bigint";
+
+/// The last statement before COMMIT: lifts the guard, says which transaction this is, and makes its COMMIT wait for the
+/// disk whatever a handler or the role has set, unless `$2`.
+pub(crate) const FINISH: &str = "\
+    WITH guard AS (DELETE FROM inbox.guard WHERE transaction = $1 RETURNING transaction)
+    SELECT pg_current_xact_id_if_assigned()::text::bigint, (SELECT count(*) FROM guard),
+        CASE WHEN NOT $2 AND current_setting('synchronous_commit') IN ('off', 'local')
+            THEN set_config('synchronous_commit', 'on', true) END";
+
+/// The version of the schema.
+pub(crate) const VERSION: &str = "SELECT coalesce(max(version), 0) FROM inbox.schema_version";
+
+/// Whether there is a schema at all, for a role that may not create one.
+pub(crate) const HAS_VERSION: &str = "SELECT to_regclass('inbox.schema_version') IS NOT NULL";
+
+/// Whether the schema `inbox` exists: `CREATE SCHEMA IF NOT EXISTS` asks for a permission even then.
+pub(crate) const HAS_SCHEMA: &str = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'inbox')";
+
+/// Makes the schema.
+pub(crate) const CREATE_SCHEMA: &str = "CREATE SCHEMA inbox";
+
+/// One migration at a time; the lock ends with the transaction, also behind a pooler.
+pub(crate) const LOCK_MIGRATION: &str = "SELECT pg_advisory_xact_lock(7596554172801110113)";
+
+/// Notes a version.
+pub(crate) const SET_VERSION: &str = "INSERT INTO inbox.schema_version (version) VALUES ($1)";
+
+/// What brings the schema from version n to n + 1, at index n. A published one never changes.
+pub(crate) const MIGRATIONS: [&str; 1] = [include_str!("v1.sql")];
+
+/// The number of a consumer.
+pub(crate) const CONSUMER: &str = "SELECT number FROM inbox.consumers WHERE name = $1";
+
+/// Gives a consumer a number unless somebody just did.
+pub(crate) const NEW_CONSUMER: &str =
+    "INSERT INTO inbox.consumers (name) VALUES ($1) ON CONFLICT (name) DO NOTHING RETURNING number";
+
+/// Counts one attempt unless the id has a claim. A row that is quarantined stays so.
+pub(crate) const RECORD_ATTEMPT: &str = "\
+    INSERT INTO inbox.failures AS f (consumer, message_id, fingerprint, reason, error, id_text, kind, key, headers, body,
+        origin, source_name, coordinates, produced_at, stored_at, attempts)
+    SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 1
+    WHERE NOT EXISTS (SELECT FROM inbox.claims c WHERE c.consumer = $1 AND c.message_id = $2)
+    ON CONFLICT (consumer, message_id, fingerprint) DO UPDATE
+    SET attempts = f.attempts + 1, error = excluded.error, last_failed_at = now()
+    RETURNING attempts";
+
+/// Quarantines a message. A `retrying` row of the same content becomes that row and keeps its attempts; another copy of
+/// what is quarantined already is counted.
+pub(crate) const QUARANTINE: &str = "\
+    INSERT INTO inbox.failures AS f (consumer, message_id, fingerprint, reason, error, id_text, kind, key, headers, body,
+        origin, source_name, coordinates, produced_at, stored_at)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
+    ON CONFLICT (consumer, message_id, fingerprint) DO UPDATE
+    SET reason = excluded.reason, error = excluded.error, last_failed_at = now(), next_attempt_at = NULL,
+        seen = f.seen + (f.reason <> 'retrying')::int,
+        key = CASE WHEN f.reason = 'retrying' THEN excluded.key ELSE f.key END,
+        headers = CASE WHEN f.reason = 'retrying' THEN excluded.headers ELSE f.headers END,
+        body = CASE WHEN f.reason = 'retrying' THEN excluded.body ELSE f.body END,
+        origin = CASE WHEN f.reason = 'retrying' THEN excluded.origin ELSE f.origin END,
+        source_name = CASE WHEN f.reason = 'retrying' THEN excluded.source_name ELSE f.source_name END,
+        coordinates = CASE WHEN f.reason = 'retrying' THEN excluded.coordinates ELSE f.coordinates END,
+        produced_at = CASE WHEN f.reason = 'retrying' THEN excluded.produced_at ELSE f.produced_at END,
+        stored_at = CASE WHEN f.reason = 'retrying' THEN excluded.stored_at ELSE f.stored_at END";
+
+/// Forgets the attempts of an id.
+pub(crate) const FORGET_ATTEMPTS: &str =
+    "DELETE FROM inbox.failures WHERE consumer = $1 AND message_id = $2 AND reason = 'retrying'";
+
+/// How much there is of a consumer. A `retrying` row whose id has a claim is done with.
+pub(crate) const COUNTS: &str = "\
+    SELECT (SELECT count(*) FROM inbox.claims WHERE consumer = $1),
+        count(*) FILTER (WHERE f.reason = 'retrying' AND NOT EXISTS (
+            SELECT FROM inbox.claims c WHERE c.consumer = f.consumer AND c.message_id = f.message_id)),
+        count(*) FILTER (WHERE f.reason <> 'retrying')
+    FROM inbox.failures f WHERE f.consumer = $1";
+
+/// The oldest failures of a consumer.
+pub(crate) const FAILURES: &str = "\
+    SELECT f.message_id, f.reason, f.attempts, f.seen, f.error, f.id_text, f.kind, f.body, f.source_name, f.coordinates,
+        f.last_failed_at
+    FROM inbox.failures f JOIN inbox.consumers n ON n.number = f.consumer
+    WHERE n.name = $1 AND (f.reason <> 'retrying' OR NOT EXISTS (
+        SELECT FROM inbox.claims c WHERE c.consumer = f.consumer AND c.message_id = f.message_id))
+    ORDER BY f.number LIMIT $2";

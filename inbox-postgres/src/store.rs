@@ -1,0 +1,268 @@
+//! The claim path.
+
+use std::{collections::HashMap, error::Error, fmt, sync::Arc};
+
+use inbox_core::{
+    Blame, Candidate, Claim, Claims, ConsumerId, InboxStore, Limits, MessageId, StoreError, StoreErrorKind,
+    maintenance::Maintenance, store::sorted,
+};
+use sqlx::{Connection, PgPool, SqlSafeStr};
+use uuid::Uuid;
+
+use crate::{
+    PgTransaction,
+    config::PgConfig,
+    connections::Connections,
+    error::{blame, code, kind_of, store_error},
+    sql,
+    time::PgTime,
+};
+
+/// A PostgreSQL database as a store. Clones are cheap and share their connections.
+#[derive(Clone)]
+pub struct PgInboxStore {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) connections: Connections,
+    config: PgConfig,
+}
+
+impl PgInboxStore {
+    /// Connects to `postgres://user:password@host:port/database`, once, to fail early. Makes no tables: call
+    /// [`migrate`](Maintenance::migrate), or use [`PgConfig::migrate_on_start`].
+    ///
+    /// # Errors
+    /// `Unavailable` when the server cannot be reached within 10 s, `Unauthorized` when it refuses the credentials,
+    /// `InvalidConfig` when the URL cannot be read or the database does not exist.
+    pub async fn connect(url: &str) -> Result<Self, StoreError> {
+        PgConfig::url(url)?.connect().await
+    }
+
+    /// A store in the database of `pool`. It copies the pool's connect options and opens connections of its own, six at
+    /// most; the pool itself is never used. Connects when first needed.
+    #[must_use]
+    pub fn new(pool: &PgPool) -> Self {
+        Self::from_config(PgConfig::pool(pool))
+    }
+
+    pub(crate) fn from_config(config: PgConfig) -> Self {
+        Self { inner: Arc::new(Inner { connections: Connections::new(&config), config }) }
+    }
+
+    pub(crate) async fn connect_once(&self) -> Result<(), StoreError> {
+        self.connections().try_once().await
+    }
+
+    pub(crate) fn connections(&self) -> &Connections {
+        &self.inner.connections
+    }
+
+    /// The others' fingerprints decide between duplicate and conflict.
+    async fn compare(
+        &self,
+        tx: &mut PgTransaction<'static>,
+        consumer: ConsumerId,
+        others: &[Candidate],
+        found: &mut HashMap<MessageId, Claim>,
+    ) -> Result<(), StoreError> {
+        let ids = uuids(others.iter().map(|other| other.id));
+        let query = sqlx::query_as::<_, (Uuid, i32)>(sql::FINGERPRINTS).bind(consumer.0).bind(ids);
+        let rows = self.connections().ask("claim", query.fetch_all(&mut **tx)).await?;
+        let claimed: HashMap<Uuid, i32> = rows.into_iter().collect();
+        for other in others {
+            let claim = match claimed.get(&other.id.as_uuid()) {
+                Some(fingerprint) if *fingerprint == other.fingerprint => Claim::Duplicate,
+                Some(_) => Claim::Conflict,
+                None => {
+                    return Err(StoreError::new(StoreErrorKind::Contention, "claim")
+                        .context(format!("the claim of {} was deleted while it was looked at", other.id)));
+                }
+            };
+            found.insert(other.id, claim);
+        }
+        Ok(())
+    }
+
+    /// Our last statement before COMMIT.
+    async fn finish(&self, tx: &mut PgTransaction<'static>, claims: &Claims) -> Result<(), StoreError> {
+        // sqlx lost count, and would send no COMMIT: the beginning of a nested transaction was dropped.
+        if !tx.is_in_transaction() {
+            return Err(escaped("commit"));
+        }
+        let query = sqlx::query_as::<_, (Option<i64>, i64)>(sql::FINISH)
+            .bind(transaction(claims))
+            .bind(self.inner.config.weak_durability);
+        let Some(answer) = self.connections().answer(query.fetch_one(&mut **tx)).await else {
+            return Err(StoreError::new(StoreErrorKind::Unavailable, "commit")
+                .context("no answer to the last statement before COMMIT; nothing was committed"));
+        };
+        match answer {
+            Ok((Some(current), 1)) if current == transaction(claims) => Ok(()),
+            Ok(_) => Err(escaped("commit")),
+            // Outside the transaction everything is read-only.
+            Err(error) if code(&error) == Some("25006") => Err(escaped("commit").source(error)),
+            // An error here that is not this statement's own is the late answer to one that a handler has given up.
+            Err(error) if matches!(kind_of(&error), StoreErrorKind::Unexpected) || code(&error) == Some("57014") => {
+                Err(StoreError::new(StoreErrorKind::TransactionAborted, "commit").source(error))
+            }
+            Err(error) => Err(store_error("commit", error)),
+        }
+    }
+
+    /// Rolls back after an error, which counts for more than what the rollback says.
+    async fn abandon(&self, tx: PgTransaction<'static>, error: StoreError) -> StoreError {
+        if error.kind() == StoreErrorKind::TransactionEscaped {
+            self.connections().condemn();
+        }
+        if let Err(rollback) = self.connections().rollback(tx).await {
+            tracing::debug!(error = %inbox_core::report(&rollback), "the rollback after an error failed");
+        }
+        error
+    }
+}
+
+impl fmt::Debug for PgInboxStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PgInboxStore").field("config", &self.inner.config).finish_non_exhaustive()
+    }
+}
+
+impl InboxStore for PgInboxStore {
+    type Tx = PgTransaction<'static>;
+
+    async fn register(&self, consumer: &str) -> Result<ConsumerId, StoreError> {
+        if consumer.is_empty() || consumer.contains('\0') {
+            return Err(StoreError::new(StoreErrorKind::InvalidConfig, "register")
+                .context("the consumer's name is empty or contains NUL"));
+        }
+        if self.inner.config.migrate_on_start {
+            self.migrate().await?;
+        }
+        let mut tx = self.connections().begin_with("register", sql::BEGIN_OWN.into_sql_str()).await?;
+        match self.register_in(&mut tx, consumer).await {
+            Ok(number) => {
+                self.connections().commit(tx, "register").await?;
+                Ok(number)
+            }
+            Err(error) => Err(self.abandon(tx, error).await),
+        }
+    }
+
+    async fn begin(&self, limits: &Limits) -> Result<Self::Tx, StoreError> {
+        self.connections().begin(limits).await
+    }
+
+    async fn claim(
+        &self,
+        tx: &mut Self::Tx,
+        consumer: ConsumerId,
+        candidates: &[Candidate],
+    ) -> Result<Claims, StoreError> {
+        let candidates = sorted(candidates);
+        let ids = uuids(candidates.iter().map(|candidate| candidate.id));
+        let fingerprints: Vec<i32> = candidates.iter().map(|candidate| candidate.fingerprint).collect();
+        let times: Vec<Option<PgTime>> = candidates.iter().map(|candidate| candidate.time.map(PgTime::from)).collect();
+        let query = sqlx::query_as::<_, (i64, Vec<Uuid>)>(sql::CLAIM)
+            .bind(consumer.0)
+            .bind(ids)
+            .bind(fingerprints)
+            .bind(times);
+        let Some(answer) = self.connections().answer(query.fetch_one(&mut **tx)).await else {
+            return Err(StoreError::new(StoreErrorKind::Unavailable, "claim").context("no answer to the claim"));
+        };
+        let (transaction, new) = answer.map_err(claim_error)?;
+        let mut found: HashMap<MessageId, Claim> =
+            new.into_iter().map(|id| (MessageId::from_uuid(id), Claim::New)).collect();
+        let others: Vec<Candidate> =
+            candidates.into_iter().filter(|candidate| !found.contains_key(&candidate.id)).collect();
+        if !others.is_empty() {
+            self.compare(tx, consumer, &others, &mut found).await?;
+        }
+        Ok(Claims::new(consumer, transaction.unsigned_abs(), found))
+    }
+
+    async fn unclaim(&self, tx: &mut Self::Tx, claims: &mut Claims, ids: &[MessageId]) -> Result<(), StoreError> {
+        // A claim that is not this transaction's own is nobody's to delete.
+        let own: Vec<MessageId> = ids.iter().copied().filter(|id| claims.get(*id) == Some(Claim::New)).collect();
+        if own.is_empty() {
+            return Ok(());
+        }
+        let query = sqlx::query(sql::UNCLAIM).bind(claims.consumer().0).bind(uuids(own.iter().copied()));
+        self.connections().ask("unclaim", query.execute(&mut **tx)).await?;
+        own.into_iter().for_each(|id| claims.unclaimed(id));
+        Ok(())
+    }
+
+    async fn check(&self, tx: &mut Self::Tx, claims: &Claims) -> Result<(), StoreError> {
+        let query = sqlx::query_scalar::<_, Option<i64>>(sql::CHECK);
+        let current = self.connections().ask("check", query.fetch_one(&mut **tx)).await?;
+        // sqlx lost count, and would send no COMMIT: the beginning of a nested transaction was dropped.
+        if current == Some(transaction(claims)) && tx.is_in_transaction() {
+            return Ok(());
+        }
+        Err(escaped("check"))
+    }
+
+    async fn commit(&self, mut tx: Self::Tx, claims: Claims) -> Result<(), StoreError> {
+        let finished = match claims.resolved() {
+            Ok(()) => self.finish(&mut tx, &claims).await,
+            unresolved => unresolved,
+        };
+        match finished {
+            Ok(()) => self.connections().commit(tx, "commit").await,
+            Err(error) => Err(self.abandon(tx, error).await),
+        }
+    }
+
+    async fn rollback(&self, tx: Self::Tx) -> Result<(), StoreError> {
+        self.connections().rollback(tx).await
+    }
+
+    fn classify(&self, error: &(dyn Error + 'static)) -> Blame {
+        blame(error)
+    }
+}
+
+impl PgInboxStore {
+    async fn register_in(&self, tx: &mut PgTransaction<'static>, consumer: &str) -> Result<ConsumerId, StoreError> {
+        self.check_schema(tx).await?;
+        // A number is taken for a name that is new only, so that restarts do not use them up.
+        for statement in [sql::CONSUMER, sql::NEW_CONSUMER, sql::CONSUMER] {
+            let query = sqlx::query_scalar::<_, i32>(statement).bind(consumer);
+            if let Some(number) = self.connections().ask("register", query.fetch_optional(&mut **tx)).await? {
+                return Ok(ConsumerId(number));
+            }
+        }
+        Err(StoreError::new(StoreErrorKind::Contention, "register").context("the consumer was deleted just now"))
+    }
+}
+
+fn uuids(ids: impl Iterator<Item = MessageId>) -> Vec<Uuid> {
+    ids.map(MessageId::as_uuid).collect()
+}
+
+/// The transaction's id as PostgreSQL has it: far from 2^63.
+fn transaction(claims: &Claims) -> i64 {
+    claims.transaction().cast_signed()
+}
+
+fn claim_error(error: sqlx::Error) -> StoreError {
+    let (kind, context) = match code(&error) {
+        Some("55P03" | "57014") => {
+            (StoreErrorKind::ClaimTimeout, "another transaction held an id for longer than `claim_wait`")
+        }
+        Some("25P02") => (StoreErrorKind::TransactionAborted, "a statement before the claim failed"),
+        Some("23505") => (StoreErrorKind::Unexpected, "a transaction claims once"),
+        _ => return store_error("claim", error),
+    };
+    StoreError::new(kind, "claim").context(context).source(error)
+}
+
+fn escaped(operation: &'static str) -> StoreError {
+    StoreError::new(StoreErrorKind::TransactionEscaped, operation).context(
+        "this is not the transaction that claimed: a handler sent COMMIT or ROLLBACK by SQL, or dropped the beginning of \
+         a nested transaction half-way; nothing of this batch was kept",
+    )
+}
