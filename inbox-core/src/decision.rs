@@ -55,7 +55,7 @@ pub(crate) fn decide(facts: &Facts) -> Decision {
                 Decision::Again
             }
         }
-        Blame::Message => {
+        Blame::Message | Blame::Unpinned => {
             if facts.alone || (facts.pinned && facts.ran_first) {
                 if facts.rejected { Decision::Quarantine(Reason::Rejected) } else { Decision::CountAttempt }
             } else if facts.pinned || facts.rollbacks + 1 >= ROLLBACKS_BEFORE_ALONE {

@@ -191,6 +191,8 @@ pub enum Blame {
     Message,
     /// The database's or the network's: nothing is counted, the work is done again.
     Infrastructure,
+    /// An earlier statement's in the same transaction, whose error was swallowed: it cannot be pinned on one message.
+    Unpinned,
     /// Another transaction's (deadlock, serialization failure): nothing is counted, done again with jitter.
     Contention,
 }

@@ -25,8 +25,8 @@ use crate::{
     config::KafkaConfig,
     convert, error,
     handover::{Polled, Shared},
-    rebalance::{Context, commit},
-    settle::{self, Place},
+    rebalance::{Context, commit, store},
+    settle::Place,
 };
 
 /// How long a full buffer is waited for before a pause.
@@ -237,13 +237,8 @@ impl Poller {
         }
         self.stored_at = Instant::now();
         let offsets = self.shared.moved();
-        if offsets.is_empty() {
-            return;
-        }
-        let list = settle::list(&self.shared.topics, &offsets);
-        match self.consumer.store_offsets(&list) {
-            Ok(()) => self.shared.stored(&offsets),
-            Err(error) => tracing::debug!(%error, "offsets were not stored"),
+        if store(&self.consumer, &self.shared, &offsets) {
+            self.shared.stored(&offsets);
         }
     }
 
@@ -287,7 +282,7 @@ impl Poller {
     fn leave(self) {
         let places = self.shared.places();
         let ended = self.shared.end(&places, Instant::now(), || self.consumer.assignment_lost());
-        commit(&self.consumer, &self.shared, &ended.offsets);
+        if self.shared.connected() { commit(&self.consumer, &self.shared, &ended.offsets); }
         self.shared.lose_all(ended);
         if places.is_empty() && !self.is_static {
             self.leave_empty_handed();

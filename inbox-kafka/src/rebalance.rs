@@ -2,8 +2,8 @@
 //!
 //! A partition that goes to another member takes four steps, all inside the callback: its session is *ending*, and what
 //! waits for it is dropped; what is in flight may still be acked, for a bounded time (acks come by the lock, never by
-//! this thread, which is busy here); its watermark is stored and committed; its session is *lost*. Only then does the
-//! group give it away. An assignment that is already lost is only the last step: somebody else may own it.
+//! this thread, which is busy here); its watermark is stored; its session is *lost*. Then librdkafka commits
+//! what is stored, and only then joins the group again, which gives the partition away. An assignment that is already lost is only the last step: somebody else may own it.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -70,7 +70,7 @@ impl Context {
         let deadline = Instant::now() + self.revoke_timeout;
         let ended = self.shared.end(places, deadline, || consumer.assignment_lost());
         tracing::debug!(partitions = places.len(), lost = consumer.assignment_lost(), "partitions are taken away");
-        commit(consumer, &self.shared, &ended.offsets);
+        store(consumer, &self.shared, &ended.offsets);
         self.shared.lose_all(ended);
     }
 
@@ -85,16 +85,27 @@ impl Context {
     }
 }
 
+/// Hands offsets to librdkafka. Those of partitions that are taken away it commits before the group is joined again,
+/// and so before anybody else can own them.
+pub(crate) fn store(consumer: &BaseConsumer<Context>, shared: &Shared, offsets: &[(Place, i64)]) -> bool {
+    if offsets.is_empty() {
+        return true;
+    }
+    match consumer.store_offsets(&settle::list(&shared.topics, offsets)) {
+        Ok(()) => true,
+        Err(error) => {
+            tracing::debug!(%error, "offsets were not stored");
+            false
+        }
+    }
+}
+
 /// Stores and commits `offsets`, and waits for the broker's answer.
 pub(crate) fn commit(consumer: &BaseConsumer<Context>, shared: &Shared, offsets: &[(Place, i64)]) {
-    if offsets.is_empty() {
+    if !store(consumer, shared, offsets) || offsets.is_empty() {
         return;
     }
-    let list = settle::list(&shared.topics, offsets);
-    if let Err(error) = consumer.store_offsets(&list) {
-        tracing::debug!(%error, "offsets were not stored");
-    }
-    if let Err(error) = consumer.commit(&list, CommitMode::Sync) {
+    if let Err(error) = consumer.commit(&settle::list(&shared.topics, offsets), CommitMode::Sync) {
         tracing::warn!(%error, "offsets were not committed: what was acked since the last commit comes again");
     }
 }

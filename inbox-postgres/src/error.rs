@@ -90,6 +90,7 @@ pub(crate) fn blame(error: &(dyn Error + 'static)) -> Blame {
 fn blame_code(code: &str) -> Blame {
     match code {
         "40001" | "40P01" => Blame::Contention,
+        "25P02" => Blame::Unpinned,
         code if is_infrastructure_code(code) => Blame::Infrastructure,
         _ => Blame::Message,
     }

@@ -1,14 +1,16 @@
-//! Probe.
-use sqlx::Database;
-pub(crate) fn depth<DB: Database>(conn: &DB::Connection) -> usize {
-    <DB::TransactionManager>::get_transaction_depth(conn)
-}
-/// x
-pub async fn rb<DB: Database>(conn: &mut DB::Connection) -> Result<usize, sqlx::Error> {
-    <DB::TransactionManager>::rollback(conn).await?;
-    Ok(depth::<DB>(conn))
-}
-/// x
-pub async fn go(tx: &mut sqlx::Transaction<'static, sqlx::Postgres>) -> Result<usize, sqlx::Error> {
-    rb::<sqlx::Postgres>(&mut **tx).await
-}
+//! The PostgreSQL store of the transactional inbox: claims, effects and failures in one database.
+mod config;
+mod connections;
+mod error;
+mod failures;
+mod migrate;
+mod sql;
+mod store;
+mod time;
+
+pub use crate::{config::PgConfig, store::PgInboxStore};
+/// The sqlx that this crate was built with: depend on the same one, or its types are not the handler's.
+pub use sqlx;
+
+/// The transaction that handlers get: `tx: &mut PgTransaction<'_>`, used as `&mut **tx`.
+pub type PgTransaction<'a> = sqlx::Transaction<'a, sqlx::Postgres>;

@@ -10,7 +10,7 @@ mod workspace;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, builder::PossibleValuesParser};
 
 /// Developer commands of this workspace.
 #[derive(Debug, Parser)]
@@ -36,7 +36,11 @@ enum Services {
     /// Start what is not given in INBOX_TEST_* and does not run yet; print the variables for tests.
     ///
     /// Use it as `eval "$(cargo xtask services up)"`, or read target/services/env.sh later.
-    Up,
+    Up {
+        /// These only; all when none is named.
+        #[arg(value_name = "NAME", value_parser = PossibleValuesParser::new(services::names()))]
+        names: Vec<String>,
+    },
     /// End what `up` started.
     Down,
     /// Say which can be used; fails when one cannot.
@@ -45,8 +49,8 @@ enum Services {
 
 fn main() -> Result<ExitCode> {
     Ok(match Cli::parse().command {
-        Task::Services(Services::Up) => {
-            print!("{}", services::exports(&services::up(&mut Vec::new())?));
+        Task::Services(Services::Up { names }) => {
+            print!("{}", services::exports(&services::up(&names, &mut Vec::new())?));
             ExitCode::SUCCESS
         }
         Task::Services(Services::Down) => {

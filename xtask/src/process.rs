@@ -66,6 +66,20 @@ pub(crate) fn runs(pid: u32, mark: &str) -> bool {
     String::from_utf8_lossy(&line).replace('\0', " ").contains(mark)
 }
 
+/// Whether a process that was there has ended and let go of its files and ports.
+///
+/// Not the same as not running: a process that is ending has no command line any more, but may still hold its port.
+pub(crate) fn gone(pid: u32, mark: &str) -> bool {
+    match fs::read(format!("/proc/{pid}/cmdline")) {
+        Err(_) => true,
+        Ok(line) if line.is_empty() => {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
+            stat.map_or(true, |stat| matches!(field_of_stat(&stat, 0), None | Some("Z" | "X")))
+        }
+        Ok(_) => !runs(pid, mark),
+    }
+}
+
 /// Sends a signal, named as `kill` names it.
 pub(crate) fn signal(pid: u32, name: &str) -> Result<()> {
     // Through the shell, whose `kill` is built in: there may be no such program, and a system call would be unsafe.
@@ -96,9 +110,14 @@ fn parents() -> Vec<(u32, u32)> {
         .collect()
 }
 
-/// The parent in a line of `/proc/PID/stat`; the name before it is in brackets and may hold spaces and brackets.
+/// The parent in a line of `/proc/PID/stat`.
 fn parent_of_stat(stat: &str) -> Option<u32> {
-    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+    field_of_stat(stat, 1)?.parse().ok()
+}
+
+/// A field after the name in a line of `/proc/PID/stat`; the name is in brackets and may hold spaces and brackets.
+fn field_of_stat(stat: &str, field: usize) -> Option<&str> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(field)
 }
 
 /// `root` and all below it, parents first.
@@ -139,7 +158,11 @@ mod tests {
         let mut child = Command::new("sleep").arg("60.25").spawn().unwrap();
         assert!(wait_until(Duration::from_secs(5), || runs(child.id(), "sleep 60.25")));
         assert!(!runs(child.id(), "sleep 60.26"));
+        assert!(!gone(child.id(), "sleep 60.25"));
+        assert!(gone(child.id(), "sleep 60.26"));
         kill_tree(child.id());
+        // Nobody has waited for it yet.
+        assert!(wait_until(Duration::from_secs(5), || gone(child.id(), "sleep 60.25")));
         assert!(!child.wait().unwrap().success());
         assert!(!runs(child.id(), "sleep"));
     }

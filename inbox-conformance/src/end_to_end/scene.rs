@@ -155,7 +155,8 @@ impl<S: StoreSubject> Actor<S> {
             Act::Sleep(time) => tokio::time::sleep(time).await,
             Act::Fail => return Err(HandlerError::retry(format!("{label} fails as the script says"))),
             Act::Reject => return Err(HandlerError::reject(format!("{label} is rejected as the script says"))),
-            Act::Panic => panic!("{label} panics as the script says"),
+            // As a panic, without the backtrace in the suite's output.
+            Act::Panic => std::panic::resume_unwind(Box::new(format!("{label} panics as the script says"))),
             Act::Hang => std::future::pending().await,
             Act::Swallow => drop(self.subject.failing_statement(tx).await),
             Act::RawCommit => drop(self.subject.raw_commit(tx).await),

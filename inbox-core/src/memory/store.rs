@@ -405,10 +405,8 @@ impl InboxStore for MemoryStore {
                 return match error {
                     MemoryError::Unavailable => Blame::Infrastructure,
                     MemoryError::Contention => Blame::Contention,
-                    MemoryError::Failed
-                    | MemoryError::Aborted
-                    | MemoryError::ReadOnly
-                    | MemoryError::CommitRefused => Blame::Message,
+                    MemoryError::Aborted => Blame::Unpinned,
+                    MemoryError::Failed | MemoryError::ReadOnly | MemoryError::CommitRefused => Blame::Message,
                 };
             }
             cause = error.source();

@@ -174,10 +174,9 @@ impl<S: FailureStore> Engine<S> {
                     at = progress.reached;
                 }
                 (claim, _) => {
-                    let fate = self.settle_unrun(item, claim, tx, claims).await?;
-                    progress.fates.push(fate);
                     at += 1;
                     progress.reached = at;
+                    progress.fates.push(self.settle_unrun(item, claim, tx, claims).await?);
                 }
             }
         }
@@ -246,9 +245,11 @@ impl<S: FailureStore> Engine<S> {
         let end = self.routes.handler(handler).run(&work, tx, limits).await;
         let ran = end.outcomes.len();
         for (item, outcome) in run.iter().zip(end.outcomes) {
+            // First, so that what fails below is this message's business.
+            progress.reached += 1;
             let fate = match outcome {
                 Ran::Done => {
-                    progress.first_run.get_or_insert(progress.reached);
+                    progress.first_run.get_or_insert(progress.reached - 1);
                     if item.attempts > 0 {
                         self.store.forget_attempts(tx, claims.consumer(), item.id).await?;
                     }
@@ -268,7 +269,6 @@ impl<S: FailureStore> Engine<S> {
                 },
             };
             progress.fates.push(fate);
-            progress.reached += 1;
         }
         match end.stop {
             None => Ok(()),
@@ -309,12 +309,13 @@ impl<S: FailureStore> Engine<S> {
                 let blame = failure.cause().map_or(Blame::Message, |cause| self.store.classify(cause));
                 let label = match blame {
                     Blame::Message => "failed",
+                    Blame::Unpinned => "unpinned",
                     Blame::Infrastructure => "infrastructure",
                     Blame::Contention => "contention",
                 };
                 RolledBack {
                     blame,
-                    pinned: Some(at),
+                    pinned: (blame != Blame::Unpinned).then_some(at),
                     first_run: progress.first_run,
                     reached: progress.reached,
                     rejected: failure.is_rejected(),

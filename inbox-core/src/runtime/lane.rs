@@ -260,7 +260,7 @@ impl<S: FailureStore> Lane<S> {
             self.failed_attempt(place, &end.error).await;
         }
         match end.blame {
-            Blame::Message => self.outages = 0,
+            Blame::Message | Blame::Unpinned => self.outages = 0,
             Blame::Infrastructure => {
                 self.engine.store_ok.store(false, Ordering::Relaxed);
                 self.outages = self.outages.saturating_add(1);
@@ -296,7 +296,7 @@ impl<S: FailureStore> Lane<S> {
         for (at, place) in selection.batch.iter().enumerate().take(end.reached) {
             let item = &mut self.queue[*place];
             let others_commit = commits > item.commits_seen;
-            if alone && end.blame != Blame::Message && others_commit {
+            if alone && matches!(end.blame, Blame::Infrastructure | Blame::Contention) && others_commit {
                 item.unstable += 1;
                 item.commits_seen = commits;
             }

@@ -8,6 +8,10 @@ use std::{
 
 use inbox_core::{Delivery, Transport, TransportErrorKind};
 use inbox_kafka::KafkaTransport;
+use rdkafka::{
+    ClientConfig,
+    consumer::{BaseConsumer, Consumer},
+};
 use tokio::task::JoinSet;
 
 use crate::support::{Topic, ack, at_most, drain, number, receive, until};
@@ -59,41 +63,36 @@ async fn work(transport: Arc<KafkaTransport>, ledger: Arc<Mutex<Ledger>>, seed: 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn members_come_and_go_under_load_and_nothing_is_lost() {
     const TOTAL: u32 = 6_000;
-    tracing_subscriber::fmt().with_max_level(tracing_subscriber::filter::LevelFilter::TRACE).with_ansi(false).init();
     let topic = Topic::new(6).await;
     let ledger = Arc::new(Mutex::new(Ledger::default()));
     let mut tasks = JoinSet::new();
     let join = async |tasks: &mut JoinSet<()>, seed| {
-        let member = Arc::new(topic.member("revoke_timeout=2s&prefetch=50&kafka.debug=cgrp").await);
-        tasks.spawn(work(Arc::clone(&member), Arc::clone(&ledger), seed));
-        member
+        let member = Arc::new(topic.member("revoke_timeout=2s&prefetch=50").await);
+        let task = tasks.spawn(work(Arc::clone(&member), Arc::clone(&ledger), seed));
+        (member, task)
     };
-    let first = join(&mut tasks, 1).await;
-    let mut others = Vec::new();
+    let mut members = vec![join(&mut tasks, 1).await];
     for round in 0..6_u32 {
         topic.publish(round * TOTAL / 6..(round + 1) * TOTAL / 6, 101).await;
         match round {
-            0 | 1 | 3 => others.push(join(&mut tasks, round + 2).await),
-            2 => others.remove(0).close(Duration::from_secs(10)).await.expect("closed"),
+            0 | 1 | 3 => members.push(join(&mut tasks, round + 2).await),
+            // Most often in the middle of a rebalance, and before it was given any partition.
+            2 => members.remove(1).0.close(Duration::from_secs(10)).await.expect("closed"),
             // Without a close, while it holds receipts.
-            4 => drop(others.remove(0)),
+            4 => members.remove(0).1.abort(),
             _ => {}
         }
         tokio::time::sleep(Duration::from_millis(700)).await;
     }
-    let missing = || {
-        let ledger = ledger.lock().expect("not poisoned");
-        (0..TOTAL).filter(|n| !ledger.acked.contains(n)).collect::<Vec<u32>>()
-    };
-    for _ in 0..100 { tokio::time::sleep(Duration::from_millis(100)).await; if missing().is_empty() {break} }
-    println!("{:?} lag {} {first:?} {others:?}", missing(), topic.lag().await);
-    until("every number was acked", async || missing().is_empty()).await;
+    // The default session lasts 45 s: in less than that, nobody has waited for a member that was gone.
+    until("every number was acked", async || ledger.lock().expect("not poisoned").acked.len() == TOTAL as usize).await;
     until("the lag reaches 0", async || topic.lag().await == 0).await;
-    first.close(Duration::from_secs(10)).await.expect("closed");
-    for other in others {
-        other.close(Duration::from_secs(10)).await.expect("closed");
+    for (member, _) in members {
+        member.close(Duration::from_secs(10)).await.expect("closed");
     }
-    tasks.abort_all();
+    while let Some(ended) = tasks.join_next().await {
+        assert!(ended.is_ok() || ended.is_err_and(|error| error.is_cancelled()), "no worker failed");
+    }
     let (handed, again) = {
         let ledger = ledger.lock().expect("not poisoned");
         (ledger.handed.len(), ledger.handed.values().filter(|times| **times > 1).count())
@@ -102,6 +101,36 @@ async fn members_come_and_go_under_load_and_nothing_is_lost() {
     println!("{again} of {TOTAL} were handed over more than once");
     let last = topic.member("").await;
     crate::support::quiet(&last, Duration::from_secs(4)).await;
+}
+
+/// The members that the broker knows of.
+fn members_of(group: &str) -> usize {
+    let client: BaseConsumer =
+        ClientConfig::new().set("bootstrap.servers", crate::support::hosts()).create().expect("a client");
+    let list = client.fetch_group_list(Some(group), Duration::from_secs(10)).expect("a list");
+    list.groups().iter().map(|group| group.members().len()).sum()
+}
+
+#[tokio::test]
+async fn a_member_without_partitions_leaves_at_once_too() {
+    let topic = Topic::new(1).await;
+    topic.publish(0..3, 1).await;
+    let one = topic.member("").await;
+    let deliveries = receive(&one, 3).await;
+    ack(&one, deliveries).await;
+    let group = format!("{}-g", topic.name);
+    // Closed in the middle of its first rebalance, and after it.
+    for time in [0, 400, 5_000] {
+        let idle = topic.member("").await;
+        tokio::time::sleep(Duration::from_millis(time)).await;
+        idle.close(Duration::from_secs(10)).await.expect("closed");
+        assert_eq!(members_of(&group), 1, "closed after {time} ms");
+    }
+    let idle = topic.member("").await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(members_of(&group), 2);
+    drop(idle);
+    until("the dropped member has left", async || members_of(&group) == 1).await;
 }
 
 #[tokio::test]
@@ -152,7 +181,8 @@ async fn a_member_that_stops_acking_and_is_dropped_leaves_the_rest_to_others() {
 async fn a_revoke_waits_for_acks_and_then_nothing_comes_twice() {
     let topic = Topic::new(4).await;
     topic.publish(0..200, 31).await;
-    let one = topic.member("revoke_timeout=10s").await;
+    // Without commits in the background, so that only the revoke can have committed.
+    let one = topic.member("revoke_timeout=10s&kafka.auto.commit.interval.ms=600000").await;
     let held = receive(&one, 200).await;
     let two = topic.member("").await;
     let ending = async {

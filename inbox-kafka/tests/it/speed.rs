@@ -1,34 +1,35 @@
 //! x
 use crate::support::*;
-use inbox_core::Transport;
+use inbox_core::{Transport, Publisher};
 use std::time::{Duration, Instant};
-use rdkafka::consumer::Consumer;
-
-fn members(group: &str) -> Vec<String> {
-    let c: rdkafka::consumer::BaseConsumer = rdkafka::ClientConfig::new().set("bootstrap.servers", hosts()).create().unwrap();
-    let l = c.fetch_group_list(Some(group), Duration::from_secs(5)).unwrap();
-    l.groups().iter().flat_map(|g| g.members().iter().map(|m| format!("{} {} {}", m.id(), g.state(), m.assignment().map_or(0, <[u8]>::len))).collect::<Vec<_>>()).collect()
-}
 
 #[tokio::test]
-async fn close_zero() {
+async fn zz_tls() {
     let lines = collect_logs();
-    let topic = Topic::new(1).await;
-    topic.publish(0..10, 7).await;
-    let a = topic.member("").await;
-    ack(&a, receive(&a, 10).await).await;
-    let b = topic.member("kafka.debug=cgrp").await;
-    for wait in [0, 10, 300, 1500, 4000] {
-        tokio::time::sleep(Duration::from_millis(wait)).await;
-        println!("before {:?}", members(&format!("{}-g", topic.name)));
-    }
-    let t = Instant::now();
-    b.close(Duration::from_secs(10)).await.unwrap();
-    println!("closed in {:?}", t.elapsed());
-    for _ in 0..3 {
-        tokio::time::sleep(Duration::from_millis(500)).await;
-        println!("after {:?}", members(&format!("{}-g", topic.name)));
-    }
+    let url = format!("{}/t?group=g&tls=true&connect_timeout=4s", broker());
+    let error = inbox_kafka::connect(&url).await.expect_err("no TLS there");
+    println!("{error:?}");
     let l = lines.lock().unwrap();
-    for x in l.lines().filter(|l| l.contains("TERM") || l.contains("Clos") || l.contains("LEAVE") || l.contains("assigned part")) { println!("{x}"); }
+    for x in l.lines().filter(|l| !l.contains("TRACE")) { println!("{x}"); }
+}
+fn threads() -> Vec<String> {
+    std::fs::read_dir("/proc/self/task").unwrap().filter_map(|e| std::fs::read_to_string(e.unwrap().path().join("comm")).ok()).filter(|n| n.starts_with("inbox-kafka")).collect()
+}
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn zz_down() {
+    use rdkafka::{mocking::MockCluster, producer::DefaultProducerContext};
+    let cluster: MockCluster<'_, DefaultProducerContext> = MockCluster::new(1).expect("a mock cluster");
+    cluster.create_topic("t", 2, 1).expect("a topic");
+    let url = format!("kafka://{}/t?group=g", cluster.bootstrap_servers());
+    let publisher = inbox_kafka::publisher(&url).await.expect("a publisher");
+    publisher.publish((0..10).map(|n| numbered(n, 5)).collect()).await.into_iter().for_each(|r| r.expect("published"));
+    let transport = inbox_kafka::connect(&url).await.expect("connected");
+    let deliveries = receive(&transport, 10).await;
+    cluster.broker_down(1).expect("down");
+    until("it is noticed", async || !transport.connected()).await;
+    ack(&transport, deliveries).await;
+    let t = Instant::now();
+    println!("{:?} {:?}", threads(), transport.close(Duration::from_secs(2)).await);
+    while !threads().is_empty() && t.elapsed() < Duration::from_secs(90) { tokio::time::sleep(Duration::from_millis(100)).await; }
+    println!("{:?} after {:?}", threads(), t.elapsed());
 }

@@ -2,7 +2,6 @@
 
 use std::{
     fs::{self, File},
-    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -62,10 +61,9 @@ fn start(with: &Start<'_>) -> Result<Running> {
 
     let log = base.join("server.log");
     let output = File::create(&log).context("cannot write the server's log")?;
-    let mut server = program(&java, &jars, "kafka.Kafka");
-    // A process group of its own: an interrupt at the terminal is not for it.
-    server.arg(&properties).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).process_group(0);
-    let mut child = server.spawn().context("cannot run java")?;
+    let mut server = detached(&program(&java, &jars, "kafka.Kafka"));
+    server.arg(&properties).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+    let mut child = server.spawn().context("cannot run setsid")?;
     let running = Running {
         name: SERVICE.name.to_owned(),
         pid: child.id(),
@@ -83,6 +81,15 @@ fn start(with: &Start<'_>) -> Result<Running> {
         bail!("{}", tail(&log));
     }
     Ok(running)
+}
+
+/// The command in a session of its own, as `pg_ctl` starts PostgreSQL: neither an interrupt at the terminal nor the end
+/// of the session that called `up` is for it. A child is no group leader, so `setsid` becomes the program and keeps its
+/// process id.
+fn detached(command: &Command) -> Command {
+    let mut detached = Command::new("setsid");
+    detached.arg(command.get_program()).args(command.get_args());
+    detached
 }
 
 fn says_ready(log: &Path) -> bool {
@@ -146,7 +153,11 @@ fn settings(data: &Path, port: u16, controller: u16) -> String {
          transaction.state.log.min.isr=1\n\
          share.coordinator.state.topic.replication.factor=1\n\
          share.coordinator.state.topic.min.isr=1\n\
-         group.initial.rebalance.delay.ms=0\n",
+         offsets.topic.num.partitions=8\n\
+         transaction.state.log.num.partitions=8\n\
+         group.initial.rebalance.delay.ms=0\n\
+         num.partitions=1\n\
+         auto.create.topics.enable=false\n",
         data.display()
     )
 }
@@ -164,10 +175,27 @@ mod tests {
     }
 
     #[test]
+    fn the_server_leads_a_session_and_keeps_its_process_id() {
+        let mut sleep = Command::new("sleep");
+        sleep.arg("60.75");
+        let mut child = detached(&sleep).spawn().unwrap();
+        // The sixth field of stat is the session; the name before it holds no bracket here.
+        let session = || {
+            let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+            stat.rsplit_once(')').unwrap().1.split_whitespace().nth(3).unwrap().parse::<u32>().unwrap()
+        };
+        assert!(wait_until(LIMIT, || session() == child.id()));
+        kill_tree(child.id());
+        assert!(!child.wait().unwrap().success());
+    }
+
+    #[test]
     fn the_broker_is_told_of_both_ports() {
         let text = settings(Path::new("/data"), 1000, 2000);
         assert!(text.contains("advertised.listeners=PLAINTEXT://127.0.0.1:1000\n"));
         assert!(text.contains("controller.quorum.voters=1@127.0.0.1:2000\n"));
         assert!(text.contains("log.dirs=/data\n"));
+        // A topic that a test forgot to make is a failure, not a topic with the broker's defaults.
+        assert!(text.contains("auto.create.topics.enable=false\n"));
     }
 }

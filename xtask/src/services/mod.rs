@@ -19,12 +19,15 @@ use anyhow::{Context, Result, bail};
 
 use self::{packages::Need, state::Running};
 use crate::{
-    process::{kill_tree, signal, wait_until},
+    process::{gone, kill_tree, signal, wait_until},
     workspace,
 };
 
 /// How long a service may take to come up or go down.
 const LIMIT: Duration = Duration::from_secs(60);
+
+/// How long a service that runs may take to accept a connection.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A kind of server that can be started here.
 struct Service {
@@ -66,23 +69,31 @@ const ALL: &[Service] = &[postgres::SERVICE, kafka::SERVICE];
 /// The variables for tests, by name.
 pub(crate) type Variables = Vec<(&'static str, String)>;
 
-/// Brings every service up that is not given; those that already run are left as they are. The names of those
-/// that it starts go to `started`, also when a later one fails.
-pub(crate) fn up(started: &mut Vec<&'static str>) -> Result<Variables> {
+/// The names of all services.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    ALL.iter().map(|service| service.name)
+}
+
+/// Brings the named services up, all when none is named: starts those that are not given and do not answer.
+/// The names of those that it starts go to `started`, also when a later one fails.
+///
+/// The variables are those of every service that can be used then, also of one that was not named.
+pub(crate) fn up(names: &[String], started: &mut Vec<&'static str>) -> Result<Variables> {
     let folder = folder()?;
     let _lock = lock(&folder)?;
     let mut state = state::read(&folder.join("state"));
-    install(&folder, &state)?;
+    let named = |service: &Service| names.is_empty() || names.iter().any(|name| name == service.name);
+    install(&folder, &state, named)?;
     let mut variables = Variables::new();
     for service in ALL {
         let last = state.iter().find(|running| running.name == service.name);
         let url = if let Some(url) = given(service, &state) {
             eprintln!("{}: {} is given", service.name, service.variable);
             url
-        } else if let Some(running) = last.filter(|running| running.alive()) {
+        } else if let Some(running) = last.filter(|running| running.alive() && (!named(service) || answers(running))) {
             eprintln!("{}: is up on port {}", service.name, running.port);
             running.url.clone()
-        } else {
+        } else if named(service) {
             let running = start(service, &Start { folder: &folder, last })?;
             let url = running.url.clone();
             state.retain(|other| other.name != service.name);
@@ -91,11 +102,20 @@ pub(crate) fn up(started: &mut Vec<&'static str>) -> Result<Variables> {
             state::write(&folder.join("state"), &state)?;
             started.push(service.name);
             url
+        } else {
+            continue;
         };
         variables.push((service.variable, url));
     }
     fs::write(folder.join("env.sh"), exports(&variables)).context("cannot write env.sh")?;
     Ok(variables)
+}
+
+/// Installs what the workspace is built with, where it is missing.
+pub(crate) fn install_build_tools() -> Result<()> {
+    let folder = folder()?;
+    let _lock = lock(&folder)?;
+    packages::install(packages::BUILD, &folder.join("install.log"))
 }
 
 /// Ends what `up` started, and nothing else; with `names`, of those only.
@@ -154,13 +174,18 @@ fn given(service: &Service, state: &[Running]) -> Option<String> {
     (!state.iter().any(|running| running.url == url)).then_some(url)
 }
 
-fn install(folder: &Path, state: &[Running]) -> Result<()> {
-    let wanted = ALL.iter().filter(|service| given(service, state).is_none()).flat_map(|service| service.needs);
+fn install(folder: &Path, state: &[Running], named: impl Fn(&Service) -> bool) -> Result<()> {
+    let missing = ALL.iter().filter(|service| named(service) && given(service, state).is_none());
+    let wanted = missing.flat_map(|service| service.needs);
     let needs: Vec<Need> = packages::BUILD.iter().chain(wanted).copied().collect();
     packages::install(&needs, &folder.join("install.log"))
 }
 
 fn start(service: &Service, with: &Start<'_>) -> Result<Running> {
+    if let Some(mute) = with.last.filter(|last| last.alive()) {
+        eprintln!("{}: process {} does not answer, ending it", service.name, mute.pid);
+        end(mute, service.stop)?;
+    }
     eprintln!("{}: starting", service.name);
     let started = Instant::now();
     let running = (service.start)(with).with_context(|| format!("{} did not start", service.name))?;
@@ -171,11 +196,14 @@ fn start(service: &Service, with: &Start<'_>) -> Result<Running> {
 fn end(running: &Running, stop: &str) -> Result<()> {
     // It may end by itself between the look and the signal; the wait below tells.
     drop(signal(running.pid, stop));
-    if wait_until(LIMIT, || !running.alive()) {
+    let gone = || gone(running.pid, &running.mark);
+    if wait_until(LIMIT, gone) {
         return Ok(());
     }
-    kill_tree(running.pid);
-    if wait_until(LIMIT, || !running.alive()) {
+    if running.alive() {
+        kill_tree(running.pid);
+    }
+    if wait_until(LIMIT, gone) {
         return Ok(());
     }
     bail!("{}: process {} does not end", running.name, running.pid)
@@ -200,6 +228,11 @@ fn lock(folder: &Path) -> Result<File> {
 fn free_port() -> Result<u16> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port")?;
     Ok(listener.local_addr()?.port())
+}
+
+/// Whether a service that runs can be used; one under load may take a moment to say so.
+fn answers(running: &Running) -> bool {
+    wait_until(PATIENCE, || serves(running.port))
 }
 
 fn serves(port: u16) -> bool {
@@ -227,6 +260,16 @@ mod tests {
         assert!(script.starts_with("export A=kafka://127.0.0.1:9\n"));
         let output = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
         assert_eq!(String::from_utf8(output.stdout).unwrap(), "kafka://127.0.0.1:9 postgres://u:p@h/d?a='b&c");
+    }
+
+    #[test]
+    fn one_that_accepts_connections_answers() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let running = Running { name: "x".into(), pid: 0, port, mark: String::new(), url: String::new() };
+        assert!(answers(&running));
+        drop(listener);
+        assert!(wait_until(LIMIT, || !serves(port)));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::{Read as _, Write as _},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -88,6 +89,7 @@ fn base(folder: &Path) -> Result<PathBuf> {
         return Ok(near);
     }
     let far = far(folder);
+    eprintln!("postgres: user {USER} may not enter {}, so the data is in {}", near.display(), far.display());
     emptied(&far)?;
     own(&far)?;
     Ok(far)
@@ -137,9 +139,11 @@ fn as_user(program: &Path) -> Command {
 fn make_cluster(bin: &Path, base: &Path, password: &str, log: &Path) -> Result<()> {
     let file = base.join("password");
     fs::write(&file, password).context("cannot write the password file")?;
+    // The server's user must read it, whatever this process's mask is; nobody else may enter the folder.
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).context("cannot hand over the password file")?;
     let mut initdb = as_user(&bin.join("initdb"));
     initdb.arg("-D").arg(base.join("data")).arg("--pwfile").arg(&file);
-    initdb.args(["--username", USER, "--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C"]);
+    initdb.args(["--username", USER, "--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C.UTF-8"]);
     let made = run_logged(&mut initdb, log);
     fs::remove_file(&file).context("cannot remove the password file")?;
     made
@@ -158,6 +162,7 @@ fn settings(data: &Path, port: u16) -> String {
     let sockets = if path.len() > 80 { String::new() } else { path.replace('\'', "''") };
     format!(
         "\nlisten_addresses = '127.0.0.1'\nport = {port}\nmax_connections = 300\nfsync = on\n\
+         shared_buffers = '256MB'\n\
          unix_socket_directories = '{sockets}'\n"
     )
 }

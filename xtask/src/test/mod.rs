@@ -25,6 +25,9 @@ pub(crate) struct Options {
     /// Run this step alone; may be given several times.
     #[arg(long, value_name = "STEP", value_enum)]
     only: Vec<Step>,
+    /// Leave out the documentation and the chaos runs.
+    #[arg(long, conflicts_with = "only")]
+    quick: bool,
     /// Go on after a step that failed.
     #[arg(long)]
     keep_going: bool,
@@ -33,7 +36,8 @@ pub(crate) struct Options {
 impl Options {
     fn steps(&self) -> Vec<Step> {
         let all = Step::value_variants().iter().copied();
-        all.filter(|step| self.only.is_empty() || self.only.contains(step)).collect()
+        let chosen = |step: &Step| self.only.is_empty() || self.only.contains(step);
+        all.filter(|step| chosen(step) && (!self.quick || step.is_quick())).collect()
     }
 }
 
@@ -76,8 +80,7 @@ pub(crate) fn run(options: &Options) -> bool {
             run.skip(step, format!("not run after {failed} failed"));
             continue;
         }
-        eprintln!("\n=== [{}/{}] {}", at + 1, steps.len(), step.name());
-        run.step(step);
+        run.step(step, &format!("[{:>2}/{}]", at + 1, steps.len()));
     }
     run.end_services();
     let total = run.summary();
@@ -86,7 +89,8 @@ pub(crate) fn run(options: &Options) -> bool {
 }
 
 impl Run {
-    fn step(&mut self, step: Step) {
+    fn step(&mut self, step: Step, place: &str) {
+        eprintln!("\n{place} {} …", step.name());
         let begun = Instant::now();
         let (counts, note) = match self.work(step) {
             Ok(done) => done,
@@ -96,7 +100,7 @@ impl Run {
             }
         };
         let row = Row { name: step.name(), took: begun.elapsed(), counts, note };
-        eprintln!("=== {} {}: {} in {}", row.mark(), row.name, row.counts, seconds(row.took));
+        eprintln!("{place} {} … {} {} ({})", row.name, row.mark(), seconds(row.took), row.counts);
         if counts.failed > 0 {
             eprintln!("    again: cargo xtask test --only {}", row.name);
         }
@@ -112,6 +116,8 @@ impl Run {
     fn work(&mut self, step: Step) -> Result<(Counts, String)> {
         if step.needs_services() {
             self.bring_services_up()?;
+        } else if step.needs_build_tools() {
+            services::install_build_tools()?;
         }
         match step.work() {
             Work::Services => {
@@ -132,7 +138,7 @@ impl Run {
 
     fn bring_services_up(&mut self) -> Result<()> {
         if self.services.is_none() {
-            self.services = Some(services::up(&mut self.started).context("services are not up")?);
+            self.services = Some(services::up(&[], &mut self.started).context("services are not up")?);
         }
         Ok(())
     }
@@ -237,10 +243,12 @@ mod tests {
 
     #[test]
     fn steps_are_chosen_and_keep_their_order() {
-        let all = Options { only: Vec::new(), keep_going: false }.steps();
-        assert_eq!(all.len(), Step::value_variants().len());
-        let only = Options { only: vec![Step::Tests, Step::Fmt], keep_going: false };
+        let all = Options { only: Vec::new(), quick: false, keep_going: false };
+        assert_eq!(all.steps().len(), Step::value_variants().len());
+        let only = Options { only: vec![Step::Tests, Step::Fmt], quick: false, keep_going: false };
         assert_eq!(only.steps(), [Step::Fmt, Step::Tests]);
+        let quick = Options { only: Vec::new(), quick: true, keep_going: false };
+        assert_eq!(quick.steps(), [Step::Services, Step::Fmt, Step::Clippy, Step::Tidy, Step::Tests, Step::Quickstart]);
     }
 
     #[test]

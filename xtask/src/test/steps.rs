@@ -87,6 +87,16 @@ impl Step {
         matches!(self, Self::Tests | Self::ChaosServers)
     }
 
+    /// Whether it compiles the whole workspace, so needs the tools and libraries that a broker's client is built with.
+    pub(crate) fn needs_build_tools(self) -> bool {
+        matches!(self, Self::Clippy | Self::Doc)
+    }
+
+    /// Whether a quick run has it: the rest takes minutes and seldom finds what these do not.
+    pub(crate) fn is_quick(self) -> bool {
+        !matches!(self, Self::Doc | Self::Chaos | Self::ChaosServers)
+    }
+
     /// What it does.
     pub(crate) fn work(self) -> Work {
         let one = |invocation| Work::Commands(vec![invocation]);

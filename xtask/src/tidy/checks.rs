@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The longest that a source file may be.
 const MOST_LINES: usize = 700;
+/// From here on it is told that it may soon have two subjects.
+const MANY_LINES: usize = 500;
 
 /// A file of the repository: its path from the root, with `/`, and its text.
 #[derive(Debug, Clone)]
@@ -14,27 +16,30 @@ pub(crate) struct SourceFile {
     pub(crate) text: String,
 }
 
-/// The first Rust block of the README is the quickstart program, which CI runs.
+/// The first Rust block of the README is the quickstart program, which CI runs, byte for byte.
 pub(crate) fn readme_shows_quickstart(readme: &str, quickstart: &str) -> Vec<String> {
     let Some(block) = first_rust_block(readme) else { return vec!["README.md has no ```rust block".to_owned()] };
-    let (shown, program): (Vec<&str>, Vec<&str>) = (block.lines().collect(), quickstart.trim_end().lines().collect());
+    let (shown, program): (Vec<&str>, Vec<&str>) = (block.split('\n').collect(), quickstart.split('\n').collect());
     let differs = (0..shown.len().max(program.len())).find(|&at| shown.get(at) != program.get(at));
+    let missing = || "(missing)".to_owned();
     let fault = |at: usize| {
         format!(
             "the first ```rust block of README.md is not examples/src/bin/quickstart.rs; line {} is\n    {}\n    {}",
             at + 1,
-            shown.get(at).unwrap_or(&"(missing)"),
-            program.get(at).unwrap_or(&"(missing)"),
+            shown.get(at).map_or_else(missing, |line| format!("{line:?}")),
+            program.get(at).map_or_else(missing, |line| format!("{line:?}")),
         )
     };
     differs.map(fault).into_iter().collect()
 }
 
 fn first_rust_block(markdown: &str) -> Option<String> {
-    let mut lines = markdown.lines();
-    lines.find(|line| line.strip_prefix("```rust").is_some_and(|rest| rest.is_empty() || rest.starts_with(',')))?;
-    let block: Vec<&str> = lines.take_while(|line| *line != "```").collect();
-    Some(block.join("\n").trim_end().to_owned())
+    let mut lines = markdown.split_inclusive('\n');
+    let opens = |line: &str| {
+        line.trim_end().strip_prefix("```rust").is_some_and(|rest| rest.is_empty() || rest.starts_with(','))
+    };
+    lines.find(|line| opens(line))?;
+    Some(lines.take_while(|line| line.trim_end() != "```").collect())
 }
 
 /// Every guarantee of the contract has exactly one case in the suite, and every case is of a guarantee.
@@ -47,12 +52,25 @@ pub(crate) fn guarantees_have_cases(contract: &str, suite: &[SourceFile]) -> Vec
         }
     }
     if ids.is_empty() {
-        faults.push("docs/CONTRACT.md has no guarantee, a line that begins `- **T-01**`".to_owned());
+        faults.push(
+            "docs/CONTRACT.md has no guarantee: a line that begins `- **T-01**`, `### T-01` or `| T-01 |`".to_owned(),
+        );
     }
     let mut cases: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut functions = BTreeSet::new();
     for file in suite {
         for (id, name) in file.text.lines().filter_map(case) {
             cases.entry(id).or_default().push(format!("{name} in {}", file.path));
+            functions.insert(name);
+        }
+    }
+    // A label is a case of its own, or speaks of a function: then that one must be there.
+    let mut labels = BTreeSet::new();
+    for file in suite {
+        for (id, name) in file.text.lines().flat_map(labelled) {
+            if !functions.contains(&name) && labels.insert(name.clone()) {
+                cases.entry(id).or_default().push(format!("{name} in {}", file.path));
+            }
         }
     }
     for id in &ids {
@@ -69,12 +87,16 @@ pub(crate) fn guarantees_have_cases(contract: &str, suite: &[SourceFile]) -> Vec
     faults
 }
 
-/// The id in a line like `- **T-03** A delivery …`.
+/// The id that a line defines: `- **T-03** A delivery …`, `### T-03 …` of any depth, or the table row `| T-03 | …`.
 fn guarantee(line: &str) -> Option<String> {
-    let (id, _) = line.trim_start().strip_prefix("- **")?.split_once("**")?;
-    let (letter, number) = id.split_once('-')?;
-    let upper = letter.len() == 1 && letter.bytes().all(|byte| byte.is_ascii_uppercase());
-    (upper && number.len() == 2 && number.bytes().all(|byte| byte.is_ascii_digit())).then(|| id.to_owned())
+    let line = line.trim_start();
+    let start = line.strip_prefix("- **").or_else(|| line.strip_prefix("| "));
+    let rest = start.or_else(|| line.starts_with('#').then(|| line.trim_start_matches('#').trim_start()))?;
+    let rest = rest.trim_start_matches(['*', '`']);
+    let bytes = rest.as_bytes();
+    let [b'T' | b'S' | b'E', b'-', ten, one, after @ ..] = bytes else { return None };
+    let ends = after.first().is_none_or(|byte| !byte.is_ascii_alphanumeric() && *byte != b'_');
+    (ten.is_ascii_digit() && one.is_ascii_digit() && ends).then(|| rest[..4].to_owned())
 }
 
 /// The id and the name of a case that a line defines: `async fn t03_an_unacked_delivery_comes_again(…`.
@@ -85,10 +107,21 @@ fn case(line: &str) -> Option<(String, String)> {
     {
         return None;
     }
-    let name = rest.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next()?;
+    case_name(rest)
+}
+
+/// The ids and names in the string literals of a line: `"t03_an_unacked_delivery_comes_again"`.
+fn labelled(line: &str) -> Vec<(String, String)> {
+    let code = line.split("//").next().unwrap_or_default();
+    code.split('"').skip(1).step_by(2).filter_map(case_name).collect()
+}
+
+/// The id of the case whose name `text` begins with, and that name.
+fn case_name(text: &str) -> Option<(String, String)> {
+    let name = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next()?;
     let bytes = name.as_bytes();
     let [letter, ten, one, b'_', ..] = bytes else { return None };
-    (letter.is_ascii_lowercase() && ten.is_ascii_digit() && one.is_ascii_digit())
+    (b"tse".contains(letter) && ten.is_ascii_digit() && one.is_ascii_digit())
         .then(|| (format!("{}-{}", name[..1].to_uppercase(), &name[1..3]), name.to_owned()))
 }
 
@@ -102,6 +135,16 @@ pub(crate) fn files_are_short(files: &[SourceFile]) -> Vec<String> {
                 .then(|| format!("{} has {lines} lines, more than {MOST_LINES}: split it by subject", file.path))
         })
         .collect()
+}
+
+/// Source files that may soon be too long; no fault yet.
+pub(crate) fn files_are_getting_long(files: &[SourceFile]) -> Vec<String> {
+    let long = |file: &SourceFile| {
+        let lines = file.text.lines().count();
+        let many = file.path.ends_with(".rs") && (MANY_LINES + 1..=MOST_LINES).contains(&lines);
+        many.then(|| format!("{} has {lines} lines: does it have two subjects?", file.path))
+    };
+    files.iter().filter_map(long).collect()
 }
 
 /// The oldest supported Rust stands in one place, and everything else refers to it.

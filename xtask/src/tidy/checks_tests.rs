@@ -13,7 +13,10 @@ fn a_readme_that_shows_another_program_is_found() {
     let readme = "# x\n```sh\ncargo run\n```\n```rust,no_run\nfn main() {\n}\n```\n```rust\nother\n```\n";
     assert_eq!(readme_shows_quickstart(readme, "fn main() {\n}\n"), none());
     let faults = readme_shows_quickstart(readme, "fn main() {\n    run();\n}\n");
-    assert!(faults[0].contains("line 2 is\n    }\n        run();"), "{faults:?}");
+    assert!(faults[0].contains("line 2 is\n    \"}\"\n    \"    run();\""), "{faults:?}");
+    for other in ["fn main() {\n}", "fn main() {\n}\n\n", "fn main() {\r\n}\r\n", "fn main() { \n}\n"] {
+        assert_eq!(readme_shows_quickstart(readme, other).len(), 1, "{other:?}");
+    }
     assert_eq!(readme_shows_quickstart("```rust\nfn main() {\n```\n", "fn main() {\n}\n").len(), 1);
     assert_eq!(readme_shows_quickstart("nothing", "fn main() {}").len(), 1);
 }
@@ -32,12 +35,42 @@ fn guarantees_and_cases_that_do_not_pair_are_found() {
 }
 
 #[test]
+fn guarantees_are_known_in_every_form() {
+    for line in [
+        "- **T-03** A",
+        "  - **T-03**",
+        "### T-03",
+        "#### T-03: A",
+        "| T-03 | A |",
+        "| **T-03** | A |",
+        "| `T-03` | A |",
+    ] {
+        assert_eq!(guarantee(line).as_deref(), Some("T-03"), "{line}");
+    }
+    for line in ["See T-03.", "- T-03 again", "### T-031", "### X-03", "| T-3 |", "- **T-03b**", "### T-0é", "#"] {
+        assert_eq!(guarantee(line), None, "{line}");
+    }
+}
+
+#[test]
+fn a_label_is_a_case_unless_it_speaks_of_one() {
+    let suite = |text: &str| guarantees_have_cases("### T-01\n", &[file("suite.rs", text)]);
+    assert_eq!(suite("case(\"t01_one\", run),\n"), none());
+    assert_eq!(suite("fn t01_one() {}\ncaught_by: \"t01_one\",\ncaught_by: \"t01_one\",\n"), none());
+    assert_eq!(suite("// \"t01_one\"\n").len(), 1);
+    assert!(suite("fn t01_one() {}\ncaught_by: \"t01_once\",\n")[0].starts_with("T-01 has more than one case"));
+}
+
+#[test]
 fn a_long_file_is_found() {
     let long = "\n".repeat(MOST_LINES + 1);
     let files = [file("a.rs", &long), file("b.rs", &long[1..]), file("c.md", &long)];
     let faults = files_are_short(&files);
     assert_eq!(faults.len(), 1);
     assert!(faults[0].starts_with("a.rs has 701 lines"));
+    let warnings = files_are_getting_long(&[file("a.rs", &long), file("b.rs", &long[1..]), file("c.rs", &long[201..])]);
+    assert_eq!(warnings.len(), 1);
+    assert!(warnings[0].starts_with("b.rs has 700 lines"));
 }
 
 #[test]

@@ -35,6 +35,9 @@ pub(crate) fn run() -> Result<Vec<Verdict>> {
     let files: Vec<SourceFile> = paths.iter().filter_map(|path| read(path)).collect();
     let suite: Vec<SourceFile> =
         files.iter().filter(|file| file.path.starts_with("inbox-conformance/src/")).cloned().collect();
+    for warning in checks::files_are_getting_long(&files) {
+        eprintln!("warning: {warning}");
+    }
     // A missing file is an empty one: each check says what it lacks.
     let text = |path: &str| files.iter().find(|file| file.path == path).map_or("", |file| file.text.as_str());
     let rule = |rule, faults| Verdict { rule, faults };

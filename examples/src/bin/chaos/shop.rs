@@ -324,7 +324,7 @@ pub(crate) mod postgres {
                 .connect_with(options)
                 .await?;
             sqlx::query(sqlx::AssertSqlSafe(format!("CREATE SCHEMA IF NOT EXISTS {schema}"))).execute(&pool).await?;
-            let store = PgInboxStore::new(&pool).await?;
+            let store = PgInboxStore::new(&pool);
             Ok(Self { pool, store })
         }
     }
