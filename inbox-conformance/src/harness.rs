@@ -124,13 +124,16 @@ pub trait StoreSubject: Send + Sync + 'static {
 pub struct StoreFeatures {
     /// Whether two transactions can be open at once. Where there is one writer, `begin` is what waits.
     pub concurrent: bool,
+    /// Whether a statement that fails aborts its transaction, as in PostgreSQL. Where only the statement is undone, a
+    /// handler that swallows the error has made its choice.
+    pub statements_abort: bool,
     /// Whether a handler can send COMMIT and ROLLBACK by SQL at all.
     pub raw_transaction_control: bool,
 }
 
 impl Default for StoreFeatures {
     fn default() -> Self {
-        Self { concurrent: true, raw_transaction_control: true }
+        Self { concurrent: true, statements_abort: true, raw_transaction_control: true }
     }
 }
 
@@ -145,6 +148,8 @@ pub enum Need {
     BreakSessions,
     /// Handlers can send COMMIT and ROLLBACK by SQL.
     RawTransactionControl,
+    /// A statement that fails aborts its transaction.
+    StatementsAbort,
     /// Two transactions can be open at once.
     ConcurrentTransactions,
 }
@@ -158,7 +163,7 @@ impl Need {
             Self::Ordering => capabilities.ordering != Ordering::None,
             Self::ExclusiveKeys => capabilities.ordering != Ordering::None && capabilities.exclusive_keys,
             Self::BreakSessions => transport.can_break_sessions(),
-            Self::RawTransactionControl | Self::ConcurrentTransactions => true,
+            Self::RawTransactionControl | Self::StatementsAbort | Self::ConcurrentTransactions => true,
         }
     }
 
@@ -167,6 +172,7 @@ impl Need {
     pub fn met_by_store(self, features: StoreFeatures) -> bool {
         match self {
             Self::RawTransactionControl => features.raw_transaction_control,
+            Self::StatementsAbort => features.statements_abort,
             Self::ConcurrentTransactions => features.concurrent,
             Self::Ordering | Self::ExclusiveKeys | Self::BreakSessions => true,
         }
@@ -180,6 +186,7 @@ impl fmt::Display for Need {
             Self::ExclusiveKeys => "exclusive_keys",
             Self::BreakSessions => "break_sessions",
             Self::RawTransactionControl => "raw_transaction_control",
+            Self::StatementsAbort => "statements_abort",
             Self::ConcurrentTransactions => "concurrent_transactions",
         })
     }

@@ -30,7 +30,7 @@ pub(crate) fn all<S: StoreSubject>() -> Vec<Case<Arc<S>>> {
         s04_another_fingerprint_is_a_conflict,
         s05_an_unclaimed_id_is_new_again,
         s06_an_unresolved_id_stops_the_commit,
-        s07_a_swallowed_error_stops_the_commit,
+        s07_a_swallowed_error_stops_the_commit [StatementsAbort],
         s08_a_handlers_own_commit_or_rollback_keeps_nothing [RawTransactionControl],
         s09_commit_is_visible_to_everybody,
         s10_attempts_are_counted_until_there_is_a_claim,

@@ -2,14 +2,14 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use bytes::Bytes;
 use futures_util::FutureExt;
 use inbox_core::{
-    Acked, BoxError, Capacity, Delivery, Message, Receipt, Transport, TransportErrorKind, capability::Ordering,
+    Acked, BoxError, Capacity, Delivery, Message, Receipt, Session, Transport, TransportErrorKind, capability::Ordering,
 };
 use tokio::{task::JoinSet, time::timeout};
 use uuid::Uuid;
@@ -36,6 +36,7 @@ pub(crate) fn all() -> Vec<Case<Arc<dyn TransportSubject>>> {
         t12_groups_are_independent,
         t13_consumers_of_a_group_compete,
         t14_capabilities_are_honest,
+        t15_a_key_is_with_one_consumer_at_a_time [ExclusiveKeys],
     ]
 }
 
@@ -428,5 +429,63 @@ async fn t14_capabilities_are_honest(stage: TransportStage) -> CaseResult {
         ensure!(again[0].suspect, "not suspect, though it was held when its session was lost");
         drop(held);
     }
+    Ok(())
+}
+
+/// Which deliveries of which key are held by which consumer, and in what session.
+type Holders = Mutex<Vec<(Bytes, usize, Session)>>;
+
+/// Receives and acks until told to stop; fails when a key is with another consumer too.
+async fn hold_and_ack(
+    consumer: usize,
+    transport: Arc<dyn Transport>,
+    holders: Arc<Holders>,
+    mut done: tokio::sync::watch::Receiver<()>,
+) -> CaseResult {
+    loop {
+        let deliveries = tokio::select! {
+            received = transport.receive(room(3)) => received?,
+            _ = done.changed() => return Ok(()),
+        };
+        {
+            let mut holders = holders.lock().unwrap();
+            for delivery in &deliveries {
+                let key = delivery.message.key.clone().ok_or("a message lost its key")?;
+                // What a rebalance is taking away may come to the other one already.
+                let other = holders.iter().any(|(k, c, session)| *k == key && *c != consumer && !session.is_ending());
+                ensure!(!other, "key {key:?} came to consumer {consumer} while another one holds it");
+                holders.push((key, consumer, delivery.receipt.session().clone()));
+            }
+        }
+        // Long enough for the other one to be given the same key, were it not for the promise.
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        // Before the ack, after which the other one may have the key.
+        holders.lock().unwrap().retain(|(_, holder, _)| *holder != consumer);
+        transport.ack(receipts(deliveries)).await?;
+    }
+}
+
+async fn t15_a_key_is_with_one_consumer_at_a_time(stage: TransportStage) -> CaseResult {
+    stage.publish((0..120).map(|n| message(n, 4)).collect()).await?;
+    let holders = Arc::new(Holders::default());
+    let (all_done, done) = tokio::sync::watch::channel(());
+    let mut consumers = JoinSet::new();
+    for consumer in 0..2 {
+        let transport = stage.link.connect().await?;
+        consumers.spawn(hold_and_ack(consumer, transport, Arc::clone(&holders), done.clone()));
+    }
+    let drained = async {
+        let drained = stage.no_backlog().await;
+        drop(all_done);
+        drained
+    };
+    let ended = async {
+        while let Some(consumer) = consumers.join_next().await {
+            consumer??;
+        }
+        Ok::<_, BoxError>(())
+    };
+    // A consumer that fails must not leave the other case waiting for the backlog.
+    tokio::try_join!(drained, ended)?;
     Ok(())
 }

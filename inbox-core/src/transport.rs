@@ -29,7 +29,7 @@ use crate::{
 /// about sessions and dropped receipts for you. Run `inbox-conformance` against the result.
 #[async_trait]
 pub trait Transport: Send + Sync + 'static {
-    /// In what this broker differs. Constant for the life of the transport.
+    /// In what this broker differs. Constant for the life of the transport, and true (T-14).
     fn capabilities(&self) -> &Capabilities;
 
     /// Hands over up to `capacity`; waits until there is at least one delivery.
@@ -42,7 +42,9 @@ pub trait Transport: Send + Sync + 'static {
     /// - T-04: never more than `capacity.messages`; the first message is handed over whatever its size, further ones
     ///   while the sum of sizes stays within `capacity.bytes`.
     /// - Where [`Capabilities::ordering`] promises an order, deliveries of one key come in it, also when they come
-    ///   again (T-05).
+    ///   again (T-05); where [`Capabilities::exclusive_keys`] does, a key is with one consumer of the group at a time
+    ///   (T-15).
+    /// - T-12: groups are independent of each other. T-13: the consumers of one group share its messages.
     /// # Caller must
     /// call it from one task at a time.
     /// # Cancel safety

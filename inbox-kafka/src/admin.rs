@@ -253,8 +253,12 @@ impl ClientContext for Heard {
     fn error(&self, error: KafkaError, reason: &str) {
         let Some(code) = error::code_of(&error).filter(|code| *code != RDKafkaErrorCode::PartitionEOF) else { return };
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        // Why the login was refused says more than that nobody is left to talk to.
-        if !matches!(&*last, Some((code, _)) if error::is_fatal(*code)) {
+        // Why the login was refused, or a broker not reached, says more than that nobody is left to talk to.
+        let keep = match &*last {
+            Some((before, _)) => error::is_fatal(*before) || code == RDKafkaErrorCode::AllBrokersDown,
+            None => false,
+        };
+        if !keep {
             *last = Some((code, reason.to_owned()));
         }
     }

@@ -60,6 +60,8 @@ pub(crate) struct Shared {
     arrived: Notify,
     in_flight: InFlight<Held>,
     connected: AtomicBool,
+    /// Whether a commit has failed since the transport was stopped.
+    uncommitted: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -97,6 +99,7 @@ impl Shared {
             arrived: Notify::new(),
             in_flight: InFlight::new(),
             connected: AtomicBool::new(true),
+            uncommitted: AtomicBool::new(false),
         }
     }
 
@@ -220,6 +223,11 @@ impl Shared {
         self.connected.load(Ordering::Relaxed)
     }
 
+    /// Whether a commit has failed since the transport was stopped.
+    pub(crate) fn is_uncommitted(&self) -> bool {
+        self.uncommitted.load(Ordering::Relaxed)
+    }
+
     /// Messages that wait to be received, and messages that are out.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let state = self.state();
@@ -241,6 +249,13 @@ impl Shared {
 
     pub(crate) fn set_connected(&self, connected: bool) {
         self.connected.store(connected, Ordering::Relaxed);
+    }
+
+    /// A commit has failed. Matters if it is the last.
+    pub(crate) fn commit_failed(&self) {
+        if self.stopped().is_some() {
+            self.uncommitted.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Makes `receive` fail from now on: nothing but a person helps.

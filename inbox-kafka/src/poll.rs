@@ -25,7 +25,7 @@ use crate::{
     config::KafkaConfig,
     convert, error,
     handover::{Polled, Shared},
-    rebalance::{Context, commit, store},
+    rebalance::{Context, store},
     settle::Place,
 };
 
@@ -278,11 +278,13 @@ impl Poller {
         Some(known.error().map(RDKafkaErrorCode::from) != Some(RDKafkaErrorCode::UnknownTopicOrPartition))
     }
 
-    /// Stores what was acked, gives back what is held, and leaves the group.
+    /// Stores what was acked, gives back what is held, and leaves the group. While the consumer is dropped it commits
+    /// what is stored, waits for the answer, and leaves. (A synchronous commit would wait for a broker that is gone as
+    /// long as it is.)
     fn leave(self) {
         let places = self.shared.places();
         let ended = self.shared.end(&places, Instant::now(), || self.consumer.assignment_lost());
-        if self.shared.connected() { commit(&self.consumer, &self.shared, &ended.offsets); }
+        store(&self.consumer, &self.shared, &ended.offsets);
         self.shared.lose_all(ended);
         if places.is_empty() && !self.is_static {
             self.leave_empty_handed();

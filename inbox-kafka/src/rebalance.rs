@@ -2,8 +2,9 @@
 //!
 //! A partition that goes to another member takes four steps, all inside the callback: its session is *ending*, and what
 //! waits for it is dropped; what is in flight may still be acked, for a bounded time (acks come by the lock, never by
-//! this thread, which is busy here); its watermark is stored; its session is *lost*. Then librdkafka commits
-//! what is stored, and only then joins the group again, which gives the partition away. An assignment that is already lost is only the last step: somebody else may own it.
+//! this thread, which is busy here); its watermark is stored; its session is *lost*. Then librdkafka commits what is
+//! stored, and only then joins the group again, which gives the partition away. An assignment that is already lost is
+//! only the last step: somebody else may own it.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -14,7 +15,7 @@ use inbox_core::TransportErrorKind;
 use rdkafka::{
     ClientContext, Statistics, TopicPartitionList,
     config::RDKafkaLogLevel,
-    consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, Rebalance},
+    consumer::{BaseConsumer, Consumer, ConsumerContext, Rebalance},
     error::{KafkaError, KafkaResult, RDKafkaErrorCode},
 };
 
@@ -100,16 +101,6 @@ pub(crate) fn store(consumer: &BaseConsumer<Context>, shared: &Shared, offsets: 
     }
 }
 
-/// Stores and commits `offsets`, and waits for the broker's answer.
-pub(crate) fn commit(consumer: &BaseConsumer<Context>, shared: &Shared, offsets: &[(Place, i64)]) {
-    if !store(consumer, shared, offsets) || offsets.is_empty() {
-        return;
-    }
-    if let Err(error) = consumer.commit(&settle::list(&shared.topics, offsets), CommitMode::Sync) {
-        tracing::warn!(%error, "offsets were not committed: what was acked since the last commit comes again");
-    }
-}
-
 fn places(shared: &Shared, list: &TopicPartitionList) -> Vec<Place> {
     list.elements().iter().filter_map(|element| shared.place(element.topic(), element.partition())).collect()
 }
@@ -133,7 +124,11 @@ impl ConsumerContext for Context {
         match result {
             Ok(()) => self.answered(),
             Err(KafkaError::ConsumerCommit(RDKafkaErrorCode::NoOffset)) => {}
-            Err(error) => tracing::debug!(%error, "a commit failed"),
+            // Tried again at the next interval, unless this was the last one.
+            Err(error) => {
+                tracing::debug!(%error, "a commit failed");
+                self.shared.commit_failed();
+            }
         }
     }
 }

@@ -97,13 +97,13 @@ impl Transport for KafkaTransport {
     async fn close(&self, deadline: Duration) -> Result<(), TransportError> {
         self.shared.stop(Instant::now() + deadline);
         let mut ended = self.ended.clone();
-        let left = tokio::time::timeout(deadline, ended.wait_for(|ended| *ended)).await;
-        match left {
+        let context = match tokio::time::timeout(deadline, ended.wait_for(|ended| *ended)).await {
             // An error says that the thread is gone, which is what was waited for.
-            Ok(Ok(_) | Err(_)) => Ok(()),
-            Err(_) => Err(TransportError::new(TransportErrorKind::Unavailable, "close")
-                .context("the deadline passed before the group was left; it goes on in the background")),
-        }
+            Ok(Ok(_) | Err(_)) if !self.shared.is_uncommitted() => return Ok(()),
+            Ok(Ok(_) | Err(_)) => "the last offsets were not committed: what was acked last comes again",
+            Err(_) => "the deadline passed before the group was left; it goes on in the background",
+        };
+        Err(TransportError::new(TransportErrorKind::Unavailable, "close").context(context))
     }
 }
 

@@ -14,6 +14,7 @@ const CORRUPT: i32 = 11;
 const FULL: i32 = 13;
 const CANTOPEN: i32 = 14;
 const PROTOCOL: i32 = 15;
+const TOOBIG: i32 = 18;
 const NOTADB: i32 = 26;
 
 /// Whose fault an error of sqlx is.
@@ -22,6 +23,7 @@ enum Class {
     Unavailable,
     Contention,
     Config,
+    TooLarge,
     Other,
 }
 
@@ -33,6 +35,7 @@ fn class(error: &sqlx::Error) -> Class {
             match code & 0xff {
                 BUSY | LOCKED => Class::Contention,
                 NOMEM | READONLY | IOERR | FULL | PROTOCOL => Class::Unavailable,
+                TOOBIG => Class::TooLarge,
                 CANTOPEN | NOTADB | CORRUPT => Class::Config,
                 _ => Class::Other,
             }
@@ -56,7 +59,7 @@ pub(crate) fn patience() -> backon::ExponentialBuilder {
     backon::ExponentialBuilder::new()
         .with_min_delay(std::time::Duration::from_millis(5))
         .with_max_delay(std::time::Duration::from_millis(200))
-        .with_max_times(50)
+        .with_max_times(20)
         .with_jitter()
 }
 
@@ -65,13 +68,14 @@ pub(crate) fn store(error: sqlx::Error, operation: &'static str) -> StoreError {
         Class::Unavailable => StoreErrorKind::Unavailable,
         Class::Contention => StoreErrorKind::Contention,
         Class::Config => StoreErrorKind::InvalidConfig,
-        Class::Other => StoreErrorKind::Unexpected,
+        Class::TooLarge | Class::Other => StoreErrorKind::Unexpected,
     };
     StoreError::new(kind, operation).source(error)
 }
 
 pub(crate) fn transport(error: sqlx::Error, operation: &'static str) -> TransportError {
     let kind = match class(&error) {
+        Class::TooLarge => TransportErrorKind::TooLarge,
         Class::Unavailable | Class::Contention => TransportErrorKind::Unavailable,
         Class::Config => TransportErrorKind::InvalidConfig,
         Class::Other => TransportErrorKind::Unexpected,
@@ -87,7 +91,7 @@ pub(crate) fn blame(error: &(dyn Error + 'static)) -> Blame {
             return match class(error) {
                 Class::Unavailable => Blame::Infrastructure,
                 Class::Contention => Blame::Contention,
-                Class::Config | Class::Other => Blame::Message,
+                Class::Config | Class::TooLarge | Class::Other => Blame::Message,
             };
         }
         cause = error.source();

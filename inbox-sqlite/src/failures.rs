@@ -134,7 +134,7 @@ impl Operator for SqliteInboxStore {
 }
 
 impl SqliteInboxStore {
-    async fn consumer_of(&self, name: &str) -> Result<Option<ConsumerId>, StoreError> {
+    pub(crate) async fn consumer_of(&self, name: &str) -> Result<Option<ConsumerId>, StoreError> {
         let id: Option<i32> = sqlx::query_scalar(sql::CONSUMER)
             .bind(name)
             .fetch_optional(&self.reader)

@@ -43,6 +43,12 @@ fn mismatch(found: Option<i64>) -> StoreError {
 impl Maintenance for SqliteInboxStore {
     async fn migrate(&self) -> Result<(), StoreError> {
         let fail = |error| error::store(error, "migrate");
+        // Nothing to do is the rule, and must not wait for a writer.
+        let mut connection = self.reader.acquire().await.map_err(fail)?;
+        if version(&mut connection).await.map_err(fail)? == Some(sql::VERSION) {
+            return Ok(());
+        }
+        drop(connection);
         // One writer at a time: of several processes that migrate, the second finds the work done.
         let mut tx = self.begin_own("migrate").await?;
         let found = version(&mut tx).await.map_err(fail)?;

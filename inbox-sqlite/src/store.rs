@@ -91,12 +91,12 @@ impl SqliteInboxStore {
 
     /// Begins a transaction of the store's own connection.
     pub(crate) async fn begin_own(&self, operation: &'static str) -> Result<Transaction<'static, Sqlite>, StoreError> {
-        let begin = || self.writer.begin_with(sql::BEGIN);
-        let tx = begin
-            .retry(error::patience())
-            .when(error::is_busy)
-            .await
-            .map_err(|error| error::store(error, operation))?;
+        let begin = || self.begin_once(operation);
+        begin.retry(error::patience()).when(|error| error.kind() == StoreErrorKind::Contention).await
+    }
+
+    async fn begin_once(&self, operation: &'static str) -> Result<Transaction<'static, Sqlite>, StoreError> {
+        let tx = self.writer.begin_with(sql::BEGIN).await.map_err(|error| error::store(error, operation))?;
         self.guard.begun();
         Ok(tx)
     }
@@ -134,6 +134,9 @@ impl InboxStore for SqliteInboxStore {
 
     async fn register(&self, consumer: &str) -> Result<ConsumerId, StoreError> {
         crate::migrate::require(self).await?;
+        if let Some(known) = self.consumer_of(consumer).await? {
+            return Ok(known);
+        }
         let mut tx = self.begin_own("register").await?;
         let fail = |error| error::store(error, "register");
         sqlx::query(sql::REGISTER).bind(consumer).execute(&mut *tx).await.map_err(fail)?;
@@ -147,7 +150,8 @@ impl InboxStore for SqliteInboxStore {
     /// `limits` have no effect: SQLite has one writer, so a claim never waits for another transaction, and a statement
     /// cannot be stopped.
     async fn begin(&self, _limits: &Limits) -> Result<Self::Tx, StoreError> {
-        self.begin_own("begin").await
+        // Who is busy is asked again by the runtime, or by the loop of one's own.
+        self.begin_once("begin").await
     }
 
     async fn claim(

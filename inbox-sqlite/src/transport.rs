@@ -109,7 +109,8 @@ impl SqliteTransport {
             delivery_count: true,
             suspect_flag: true,
             exclusive_keys: true,
-            max_body: Some(1_000_000_000),
+            // SQLite's own limit is a gigabyte.
+            max_body: None,
             durable: true,
         };
         Ok(Self { queue, capabilities, receiving: tokio::sync::Mutex::default(), _stop: closed.drop_guard() })
@@ -324,7 +325,11 @@ impl Transport for SqliteTransport {
                 return Ok(ready);
             }
             let queue = Arc::clone(&self.queue);
-            finished("receive", async move { queue.fetch(capacity.messages).await }).await?;
+            let fetched = finished("receive", async move { queue.fetch(capacity.messages).await }).await;
+            if self.queue.closed.is_cancelled() {
+                return Err(closed("receive"));
+            }
+            fetched?;
             if self.queue.buffer().is_empty() {
                 tokio::select! {
                     () = tokio::time::sleep(pause) => {}

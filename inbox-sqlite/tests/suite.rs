@@ -14,6 +14,9 @@ use inbox_sqlite::{
 };
 use tempfile::TempDir;
 
+/// Short, because a case holds the one writer on purpose.
+const BUSY: std::time::Duration = std::time::Duration::from_secs(10);
+
 struct QueueSubject {
     dir: TempDir,
 }
@@ -32,7 +35,7 @@ impl TransportSubject for QueueSubject {
             delivery_count: true,
             suspect_flag: true,
             exclusive_keys: true,
-            max_body: Some(1_000_000_000),
+            max_body: None,
             durable: true,
         }
     }
@@ -101,12 +104,12 @@ impl StoreSubject for FileSubject {
     }
 
     fn features(&self) -> StoreFeatures {
-        StoreFeatures { concurrent: false, raw_transaction_control: true }
+        StoreFeatures { concurrent: false, statements_abort: false, ..StoreFeatures::default() }
     }
 
     async fn open(&self) -> Result<Arc<SqliteInboxStore>, BoxError> {
         self.pool().await?.close().await;
-        Ok(Arc::new(SqliteInboxStore::builder(&self.file())?.migrate_on_start(true).open().await?))
+        Ok(Arc::new(SqliteInboxStore::builder(&self.file())?.busy_timeout(BUSY).migrate_on_start(true).open().await?))
     }
 
     async fn apply(&self, tx: &mut SqliteTransaction<'static>, scope: &str, effect: &str) -> Result<(), HandlerError> {

@@ -96,7 +96,7 @@ pub(crate) fn all<S: StoreSubject>() -> Vec<Case<Pair<S>>> {
         e26_a_rejected_message_is_quarantined_at_once,
         e27_a_panic_is_a_failed_attempt,
         e28_a_handler_beyond_its_timeout_is_a_failed_attempt,
-        e29_a_swallowed_error_is_a_failed_attempt,
+        e29_a_swallowed_error_is_a_failed_attempt [StatementsAbort],
         e30_a_handlers_own_commit_or_rollback_stops_run [RawTransactionControl],
         e31_attempts_survive_a_restart,
         e32_a_handler_sees_its_attempt,

@@ -364,8 +364,14 @@ impl Victim {
         })
     }
 
-    pub(crate) fn kill(self) {
-        drop(self);
+    /// Kills it and waits until nothing of it runs any more.
+    pub(crate) async fn kill(mut self) -> CaseResult {
+        if let Some(runtime) = self.0.take() {
+            // A thread of its own, because a runtime must not be waited for on another one's worker.
+            let dead = tokio::task::spawn_blocking(move || runtime.shutdown_timeout(Duration::from_secs(10)));
+            waiting("the victim's death", dead).await?;
+        }
+        Ok(())
     }
 }
 

@@ -1,7 +1,7 @@
 //! An in-process broker: topics, consumer groups, competing consumers.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
@@ -11,6 +11,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use tokio::sync::Notify;
 
 use crate::{
@@ -22,14 +23,14 @@ use crate::{
     transport::{Acked, Capacity, Delivery, Receipt, ReceiptOwner, Session, Source, Transport},
 };
 
-/// What memory promises: the honest minimum of a queue without partitions.
+/// What memory promises: a queue without partitions, in which a key is with one consumer of a group at a time.
 const CAPABILITIES: Capabilities = Capabilities {
     name: "memory",
     ordering: Ordering::Key,
     lease: Lease::Session,
     delivery_count: true,
     suspect_flag: true,
-    exclusive_keys: false,
+    exclusive_keys: true,
     max_body: None,
     durable: false,
 };
@@ -51,7 +52,8 @@ impl MemoryBroker {
     }
 
     /// A consumer of `group` on `topic`. Groups are independent of each other; several transports of one group compete
-    /// for its messages. A new group begins with the first message of the topic.
+    /// for its messages, and one key is never with two of them at once. A new group begins with the first message of
+    /// the topic.
     #[must_use]
     pub fn transport(&self, topic: &str, group: &str) -> MemoryTransport {
         let topic = self.topic(topic);
@@ -139,11 +141,11 @@ struct Group {
 
 #[derive(Default)]
 struct GroupState {
-    /// The first place of the log that was never handed over.
+    /// The first place of the log that nobody has looked at.
     next: usize,
     acked: u64,
     tokens: u64,
-    /// Handed over before and given back, by place in the log: lowest first.
+    /// Given back, or passed over because its key was with another consumer, by place in the log: lowest first.
     again: BTreeMap<usize, History>,
     out: HashMap<u64, Out>,
 }
@@ -179,21 +181,32 @@ impl Group {
     fn take(&self, topic: &Topic, session: &Session, capacity: Capacity) -> Vec<Delivery> {
         let log = lock(&topic.state);
         let mut state = lock(&self.state);
+        let elsewhere: HashSet<&Bytes> = state
+            .out
+            .values()
+            .filter(|out| out.session != session.id())
+            .filter_map(|out| log.log[out.at].key.as_ref())
+            .collect();
         let mut taken = Vec::new();
         let mut bytes = 0_usize;
+        let mut from = 0;
         while taken.len() < capacity.messages {
-            let (at, history) = match state.again.first_key_value() {
-                Some((at, history)) => (*at, *history),
-                None => (state.next, History::default()),
-            };
+            let again = state.again.range(from..).next().map(|(at, history)| (*at, *history));
+            let (at, history) = again.unwrap_or((state.next, History::default()));
             let Some(message) = log.log.get(at) else { break };
+            if again.is_none() {
+                state.next += 1;
+                state.again.insert(at, history);
+            }
+            from = at + 1;
+            if message.key.as_ref().is_some_and(|key| elsewhere.contains(key)) {
+                continue;
+            }
             bytes = bytes.saturating_add(message.size());
             if !taken.is_empty() && bytes > capacity.bytes {
                 break;
             }
-            if state.again.remove(&at).is_none() {
-                state.next += 1;
-            }
+            state.again.remove(&at);
             let history = History { deliveries: history.deliveries + 1, suspect: history.suspect };
             state.tokens += 1;
             let token = state.tokens;
@@ -298,6 +311,8 @@ impl Transport for MemoryTransport {
         let all = receipts.len();
         let acked = self.group.settle(receipts).len();
         lock(&self.group.state).acked += acked as u64;
+        // Another consumer may have waited for a key.
+        self.group.changed.notify_waiters();
         Ok(Acked { acked, lost: all - acked })
     }
 

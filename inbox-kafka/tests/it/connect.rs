@@ -145,13 +145,27 @@ async fn a_refused_login_is_said_at_once() {
 
 #[tokio::test]
 async fn a_failed_handshake_is_said_at_once() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let hosts = listener.local_addr().expect("bound");
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").expect("written");
+        }
+    });
     let started = Instant::now();
-    // A port that speaks Kafka in the clear.
-    let url = format!("{}/t?group=g&tls=true&connect_timeout=20s", broker());
+    let url = format!("kafka+tls://{hosts}/t?group=g&connect_timeout=20s");
     let error = inbox_kafka::connect(&url).await.expect_err("no TLS there");
     assert_eq!(error.kind(), TransportErrorKind::Unauthorized, "{}", report(&error));
-    assert!(report(&error).contains("SSL"), "{}", report(&error));
+    assert!(report(&error).contains("SSL handshake"), "{}", report(&error));
     assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+}
+
+#[tokio::test]
+async fn tls_at_a_port_that_speaks_in_the_clear() {
+    let url = format!("{}/t?group=g&tls=true&connect_timeout=2s", broker());
+    let error = inbox_kafka::connect(&url).await.expect_err("no TLS there");
+    assert_eq!(error.kind(), TransportErrorKind::Unavailable, "a broker that restarts looks the same");
+    assert!(report(&error).contains("PLAINTEXT"), "{}", report(&error));
 }
 
 #[tokio::test]

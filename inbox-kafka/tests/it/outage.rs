@@ -53,7 +53,7 @@ async fn closing_while_the_broker_is_gone_keeps_to_the_deadline() {
     let started = std::time::Instant::now();
     let closed = transport.close(Duration::from_secs(2)).await;
     assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
-    if let Err(error) = closed {
-        assert_eq!(error.kind(), TransportErrorKind::Unavailable);
-    }
+    let error = closed.expect_err("what was acked is not committed");
+    assert_eq!(error.kind(), TransportErrorKind::Unavailable);
+    assert!(report(&error).contains("not committed"), "{}", report(&error));
 }

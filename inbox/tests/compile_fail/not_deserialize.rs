@@ -1,0 +1,18 @@
+use inbox::{
+    HandlerError, Inbox,
+    sqlite::{SqliteInboxStore, SqliteTransaction},
+};
+
+struct Paid {
+    _amount: i64,
+}
+
+async fn on_paid(_event: Paid, _tx: &mut SqliteTransaction<'_'>) -> Result<(), HandlerError> {
+    Ok(())
+}
+
+fn build(store: SqliteInboxStore) {
+    let _ = Inbox::local("receipts", store).on("paid", on_paid);
+}
+
+fn main() {}
