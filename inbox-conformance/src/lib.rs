@@ -33,6 +33,7 @@ mod end_to_end;
 mod faults;
 pub mod harness;
 pub mod memory;
+pub mod saboteur;
 mod store_cases;
 mod suite;
 mod transport_cases;

@@ -61,7 +61,9 @@ impl TransportUrl {
                 scheme.starts_with(|c: char| c.is_ascii_alphabetic())
                     && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
             })
-            .ok_or_else(|| invalid("a transport's URL starts with its scheme, as in `kafka://host:9092/topic?group=name`"))?;
+            .ok_or_else(|| {
+                invalid("a transport's URL starts with its scheme, as in `kafka://host:9092/topic?group=name`")
+            })?;
         let (before_query, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = match before_query.strip_prefix("//") {
             // Several hosts with ports are no URL by the standard, so the authority is split here.
@@ -84,7 +86,8 @@ impl TransportUrl {
         };
         let mut pairs: Vec<(String, Secret<String>)> = Vec::new();
         // `Url` knows how a query is split and decoded; the base is never looked at.
-        let base = Url::parse(&format!("query:/?{query}")).map_err(|error| invalid("the query is malformed").source(error))?;
+        let base =
+            Url::parse(&format!("query:/?{query}")).map_err(|error| invalid("the query is malformed").source(error))?;
         for (key, value) in base.query_pairs() {
             if pairs.iter().any(|(known, _)| *known == key) {
                 return Err(invalid(format!("`{key}` stands there twice")));
@@ -154,9 +157,7 @@ impl TransportUrl {
     /// # Errors
     /// `InvalidConfig` when the value cannot be parsed; `accepted` says what can.
     pub fn take_parsed<T: FromStr>(&mut self, key: &'static str, accepted: &str) -> Result<Option<T>, TransportError> {
-        self.take(key)
-            .map(|value| value.parse().map_err(|_| invalid(format!("`{key}` is not {accepted}"))))
-            .transpose()
+        self.take(key).map(|value| value.parse().map_err(|_| invalid(format!("`{key}` is not {accepted}")))).transpose()
     }
 
     /// Takes a duration: a number with `ms`, `s`, `m`, `h` or `d` behind it.
@@ -166,8 +167,9 @@ impl TransportUrl {
     pub fn take_duration(&mut self, key: &'static str) -> Result<Option<Duration>, TransportError> {
         self.take(key)
             .map(|value| {
-                duration(&value)
-                    .ok_or_else(|| invalid(format!("`{key}` is not a duration such as `500ms`, `30s`, `5m`, `2h` or `7d`")))
+                duration(&value).ok_or_else(|| {
+                    invalid(format!("`{key}` is not a duration such as `500ms`, `30s`, `5m`, `2h` or `7d`"))
+                })
             })
             .transpose()
     }

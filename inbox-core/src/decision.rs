@@ -97,8 +97,7 @@ mod tests {
     }
 
     fn facts() -> impl Strategy<Value = Facts> {
-        let blame =
-            prop_oneof![Just(Blame::Message), Just(Blame::Infrastructure), Just(Blame::Contention)];
+        let blame = prop_oneof![Just(Blame::Message), Just(Blame::Infrastructure), Just(Blame::Contention)];
         (blame, any::<[bool; 4]>(), 0_u32..4, 0_u32..30).prop_map(
             |(blame, [pinned, ran_first, alone, rejected], rollbacks, unstable)| Facts {
                 blame,

@@ -193,13 +193,7 @@ pub(crate) enum Route {
 
 impl<Tx: Send + 'static> Routes<Tx> {
     pub(crate) fn new() -> Self {
-        Self {
-            handlers: Vec::new(),
-            by_kind: HashMap::new(),
-            any: None,
-            ignored: HashSet::new(),
-            repeated: Vec::new(),
-        }
+        Self { handlers: Vec::new(), by_kind: HashMap::new(), any: None, ignored: HashSet::new(), repeated: Vec::new() }
     }
 
     /// Adds a handler of `kind`; of every kind that has none of its own when `None`.

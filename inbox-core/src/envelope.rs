@@ -178,7 +178,8 @@ mod tests {
     #[test]
     fn cloud_events_in_structured_mode() {
         let body = br#"{"specversion":"1.0","id":"7","source":"/s","type":"paid","data":{"a": 1}}"#;
-        let message = Message::new(Bytes::from_static(body)).header("content-type", "application/cloudevents+json; charset=utf-8");
+        let message = Message::new(Bytes::from_static(body))
+            .header("content-type", "application/cloudevents+json; charset=utf-8");
         let opened = Envelope::default().open(message);
         assert_eq!(opened.id, Some(IdText::new("7")));
         assert_eq!(&opened.body[..], br#"{"a": 1}"#);

@@ -134,7 +134,10 @@ pub struct InboxBuilder<S: FailureStore> {
 
 impl<S: FailureStore> fmt::Debug for InboxBuilder<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InboxBuilder").field("name", &self.name).field("settings", &self.settings).finish_non_exhaustive()
+        f.debug_struct("InboxBuilder")
+            .field("name", &self.name)
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
     }
 }
 
@@ -307,11 +310,7 @@ impl<S: FailureStore> Inbox<S> {
     /// Starts a builder. `consumer` names whose effects these are: two consumers of different names each run every
     /// message, two instances of one name share them.
     #[allow(clippy::new_ret_no_self, reason = "the builder is the only way to an inbox")]
-    pub fn new(
-        consumer: impl Into<Arc<str>>,
-        transport: impl Transport,
-        store: S,
-    ) -> InboxBuilder<S> {
+    pub fn new(consumer: impl Into<Arc<str>>, transport: impl Transport, store: S) -> InboxBuilder<S> {
         Self::builder(consumer.into(), Some(Arc::new(transport)), Arc::new(store))
     }
 

@@ -26,7 +26,8 @@ pub(crate) async fn require(store: &SqliteInboxStore) -> Result<(), StoreError> 
 
 fn mismatch(found: Option<i64>) -> StoreError {
     let advice = match found {
-        None => "the inbox's tables are missing: call `store.migrate().await?`, or open with `.migrate_on_start(true)`".into(),
+        None => "the inbox's tables are missing: call `store.migrate().await?`, or open with `.migrate_on_start(true)`"
+            .into(),
         Some(found) if found < sql::VERSION => format!(
             "the inbox's tables are of version {found}, this program works with {}: call `store.migrate().await?`, or open \
              with `.migrate_on_start(true)`",

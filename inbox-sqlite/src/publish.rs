@@ -64,9 +64,8 @@ impl Publisher for SqlitePublisher {
             Ok(Err(error)) => inbox_core::report(&error::transport(error, "publish")),
             Err(error) => error.to_string(),
         };
-        let failed = || {
-            TransportError::new(inbox_core::TransportErrorKind::Unavailable, "publish").context(outcome.clone())
-        };
+        let failed =
+            || TransportError::new(inbox_core::TransportErrorKind::Unavailable, "publish").context(outcome.clone());
         (0..count).map(|_| Err(failed())).collect()
     }
 

@@ -67,7 +67,8 @@ WHERE consumer = ?1 AND message_id IN (SELECT unhex(value) FROM json_each(?2))";
 pub(crate) const UNCLAIM: &str =
     "DELETE FROM inbox_claims WHERE consumer = ?1 AND message_id IN (SELECT unhex(value) FROM json_each(?2))";
 
-pub(crate) const IS_CLAIMED: &str = "SELECT EXISTS (SELECT 1 FROM inbox_claims WHERE consumer = ?1 AND message_id = ?2)";
+pub(crate) const IS_CLAIMED: &str =
+    "SELECT EXISTS (SELECT 1 FROM inbox_claims WHERE consumer = ?1 AND message_id = ?2)";
 
 pub(crate) const RECORD_ATTEMPT: &str = "
 INSERT INTO inbox_failures (consumer, message_id, fingerprint, reason, attempts, error, id_text, kind, key, headers,

@@ -12,9 +12,10 @@ use uuid::Uuid;
 
 use crate::{
     config::SqliteConfig,
-    error, sql,
-    time::{millis, millis_of},
+    error,
     guard::Guard,
+    sql,
+    time::{millis, millis_of},
 };
 
 /// How long a lane waits for the one connection that writes.
@@ -195,7 +196,9 @@ impl InboxStore for SqliteInboxStore {
             }
         }
         if found.len() != candidates.len() {
-            return Err(StoreError::new(StoreErrorKind::Contention, "claim").context("claims vanished while they were read"));
+            return Err(
+                StoreError::new(StoreErrorKind::Contention, "claim").context("claims vanished while they were read")
+            );
         }
         Ok(Claims::new(consumer, self.guard.current(), found))
     }

@@ -189,12 +189,8 @@ impl Queue {
         let mut found = 0;
         for (lease, seqs) in by_lease {
             let seqs = seqs.iter().map(i64::to_string).collect::<Vec<_>>().join(",");
-            let done = sqlx::query(statement)
-                .bind(self.group)
-                .bind(lease)
-                .bind(format!("[{seqs}]"))
-                .execute(&mut *tx)
-                .await?;
+            let done =
+                sqlx::query(statement).bind(self.group).bind(lease).bind(format!("[{seqs}]")).execute(&mut *tx).await?;
             found += done.rows_affected();
         }
         tx.commit().await?;
@@ -204,12 +200,8 @@ impl Queue {
     /// Leases up to `most` messages and puts them into the buffer.
     async fn fetch(&self, most: usize) -> Result<(), sqlx::Error> {
         let now = millis(clock::now());
-        let any: bool = sqlx::query_scalar(sql::ANY)
-            .bind(self.topic)
-            .bind(self.group)
-            .bind(now)
-            .fetch_one(&self.reader)
-            .await?;
+        let any: bool =
+            sqlx::query_scalar(sql::ANY).bind(self.topic).bind(self.group).bind(now).fetch_one(&self.reader).await?;
         if !any {
             return Ok(());
         }
@@ -217,8 +209,7 @@ impl Queue {
         let most = i64::try_from(most).unwrap_or(i64::MAX);
         let mut tx = self.writer.begin_with("BEGIN IMMEDIATE").await?;
         let until = self.until();
-        let waiting: i64 =
-            sqlx::query_scalar(sql::WAITING).bind(self.group).bind(now).fetch_one(&mut *tx).await?;
+        let waiting: i64 = sqlx::query_scalar(sql::WAITING).bind(self.group).bind(now).fetch_one(&mut *tx).await?;
         // Those that wait for their key must not keep the others from coming, up to a bound.
         if waiting < most.saturating_add(MOST_WAITING) {
             let admitted = sqlx::query(sql::ADMIT)
@@ -368,7 +359,8 @@ impl Transport for SqliteTransport {
         self.queue.buffer().clear();
         let until = Instant::now() + deadline;
         tokio::time::timeout_at(until, self.queue.writer.close_event()).await.map_err(|_| {
-            TransportError::new(TransportErrorKind::Unavailable, "close").context("the deadline passed; leases end by themselves")
+            TransportError::new(TransportErrorKind::Unavailable, "close")
+                .context("the deadline passed; leases end by themselves")
         })?;
         Ok(())
     }

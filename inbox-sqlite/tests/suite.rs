@@ -1,5 +1,7 @@
 //! The suite of `inbox-conformance` on the queue and the store in files.
 
+#![allow(clippy::expect_used, reason = "a test program without a temporary folder can only say so")]
+
 use std::{process::ExitCode, sync::Arc};
 
 use async_trait::async_trait;
@@ -87,11 +89,16 @@ impl FileSubject {
     }
 
     async fn pool(&self) -> Result<SqlitePool, sqlx::Error> {
-        let options = SqliteConnectOptions::new().filename(self.file()).create_if_missing(true).journal_mode(sqlx::sqlite::SqliteJournalMode::Wal);
+        let options = SqliteConnectOptions::new()
+            .filename(self.file())
+            .create_if_missing(true)
+            .journal_mode(sqlx::sqlite::SqliteJournalMode::Wal);
         let pool = SqlitePool::connect_with(options.busy_timeout(std::time::Duration::from_secs(60))).await?;
-        sqlx::query("CREATE TABLE IF NOT EXISTS effects (number INTEGER PRIMARY KEY AUTOINCREMENT, scope TEXT, effect TEXT)")
-            .execute(&pool)
-            .await?;
+        sqlx::query(
+            "CREATE TABLE IF NOT EXISTS effects (number INTEGER PRIMARY KEY AUTOINCREMENT, scope TEXT, effect TEXT)",
+        )
+        .execute(&pool)
+        .await?;
         Ok(pool)
     }
 }

@@ -57,7 +57,8 @@ fn unknown(url: &str) -> TransportError {
     let error = TransportError::new(TransportErrorKind::InvalidConfig, "connect");
     let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
     let accepted: Vec<String> = SCHEMES.iter().filter(|(.., on)| *on).map(|(name, ..)| format!("`{name}:`")).collect();
-    let accepted = if accepted.is_empty() { "none, every transport's feature is off".into() } else { accepted.join(", ") };
+    let accepted =
+        if accepted.is_empty() { "none, every transport's feature is off".into() } else { accepted.join(", ") };
     if let Some((_, feature, _)) = SCHEMES.iter().find(|(name, _, on)| *name == scheme && !on) {
         return error.context(format!(
             "`{scheme}:` needs the feature `{feature}` of inbox-rs, which is off; accepted now: {accepted}"

@@ -258,6 +258,23 @@ pub const SABOTEURS: &[Saboteur] = &[
     ),
 ];
 
+/// The table of saboteurs, as `docs/SABOTEURS.md` shows it.
+#[must_use]
+pub fn table() -> String {
+    let mut text = String::from(
+        "# Saboteurs\n\n\
+         Wrong transports and stores, and the cases of the suite that catch them. Written by `INBOX_BLESS=1 cargo test -p \
+         inbox-conformance --test saboteurs`, which also runs each of them: every case named here fails with its \
+         saboteur, and passes without.\n\n\
+         | who | what is wrong | caught by |\n| --- | --- | --- |\n",
+    );
+    for saboteur in SABOTEURS {
+        let cases: Vec<String> = saboteur.caught_by.iter().map(|case| format!("`{case}`")).collect();
+        text.push_str(&format!("| {saboteur} | {} | {} |\n", saboteur.wrong, cases.join(", ")));
+    }
+    text
+}
+
 /// A case of that name over a sabotaged or honest pair, whatever its kind.
 ///
 /// # Errors

@@ -177,13 +177,13 @@ impl<St: InboxStore> InboxStore for SabotagedStore<St> {
         candidates: &[Candidate],
     ) -> Result<Claims, StoreError> {
         match self.how {
-            StoreSabotage::ForgetsLast if !candidates.is_empty() => {
-                let (last, claimed) = candidates.split_at(candidates.len() - 1);
-                let (last, claimed) = if claimed.is_empty() { (claimed, last) } else { (last, claimed) };
-                let (forgotten, claimed) = (claimed, last);
+            StoreSabotage::ForgetsLast => {
+                let Some((forgotten, claimed)) = candidates.split_last() else {
+                    return self.inner.claim(tx, consumer, candidates).await;
+                };
                 let claims = self.inner.claim(tx, consumer, claimed).await?;
                 let mut found = found(&claims, claimed);
-                found.extend(forgotten.iter().map(|candidate| (candidate.id, Claim::New)));
+                found.insert(forgotten.id, Claim::New);
                 Ok(Claims::new(consumer, claims.transaction(), found))
             }
             StoreSabotage::ClaimsOutside => {
@@ -244,13 +244,11 @@ impl<St: InboxStore> InboxStore for SabotagedStore<St> {
         self.noticed(self.inner.check(tx, claims).await)
     }
 
-    async fn commit(&self, tx: St::Tx, mut claims: Claims) -> Result<(), StoreError> {
+    async fn commit(&self, tx: St::Tx, claims: Claims) -> Result<(), StoreError> {
         match self.how {
             StoreSabotage::CommitsUnresolved => {
-                for id in claims.ids() {
-                    claims.done(id);
-                }
-                self.inner.commit(tx, claims).await
+                let nothing_to_ask = Claims::new(claims.consumer(), claims.transaction(), HashMap::new());
+                self.inner.commit(tx, nothing_to_ask).await
             }
             StoreSabotage::RollsBackAtCommit => self.inner.rollback(tx).await,
             _ => self.noticed(self.inner.commit(tx, claims).await),

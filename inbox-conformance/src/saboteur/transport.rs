@@ -223,8 +223,7 @@ impl Transport for SabotagedTransport {
             let mut deliveries = self.inner.receive(capacity).await?;
             if self.how == TransportSabotage::IsNotCancelSafe {
                 // Between this await and its end, the messages are nobody's.
-                let receipts: Vec<Receipt> = Vec::new();
-                let mut spilling = Spilling { receipts };
+                let mut spilling = Spilling { receipts: Vec::new() };
                 for delivery in &mut deliveries {
                     let spare = Receipt::new(delivery.receipt.session().clone(), 0, Weak::<Nobody>::new());
                     spilling.receipts.push(std::mem::replace(&mut delivery.receipt, spare));
@@ -304,7 +303,7 @@ impl Drop for Spilling {
     fn drop(&mut self) {
         for receipt in self.receipts.drain(..) {
             // Taken apart, so that its owner is not told.
-            receipt.into_token();
+            let _token = receipt.into_token();
         }
     }
 }

@@ -211,7 +211,8 @@ impl Data {
             }
         }
         for mut row in staged.given_up {
-            if let Some(counted) = self.retrying(row.consumer, row.row.id).and_then(|number| self.rows.remove(&number)) {
+            if let Some(counted) = self.retrying(row.consumer, row.row.id).and_then(|number| self.rows.remove(&number))
+            {
                 row.row.attempts = counted.row.attempts;
             }
             self.insert(row);
@@ -479,9 +480,8 @@ impl Operator for MemoryStore {
     async fn failures(&self, consumer: &str, most: u32) -> Result<Vec<FailureRow>, StoreError> {
         let data = self.database.data();
         let Some(consumer) = data.consumers.get(consumer) else { return Ok(Vec::new()) };
-        let finished = |row: &Row| {
-            row.row.reason == Reason::Retrying && data.claims.contains_key(&(row.consumer, row.row.id))
-        };
+        let finished =
+            |row: &Row| row.row.reason == Reason::Retrying && data.claims.contains_key(&(row.consumer, row.row.id));
         let rows = data.rows.values().filter(|row| row.consumer == *consumer && !finished(row));
         Ok(rows.take(most as usize).map(|row| row.row.clone()).collect())
     }

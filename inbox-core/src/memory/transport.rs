@@ -363,9 +363,11 @@ impl Publisher for MemoryPublisher {
         }
         let now = clock::now();
         let answers = messages.iter().map(|_| Ok(())).collect();
-        let stored = messages
-            .into_iter()
-            .map(|message| Message { stored_at: Some(now), context: Context::default(), ..message });
+        let stored = messages.into_iter().map(|message| Message {
+            stored_at: Some(now),
+            context: Context::default(),
+            ..message
+        });
         lock(&self.topic.state).log.extend(stored);
         self.topic.changed.notify_waiters();
         answers

@@ -181,8 +181,11 @@ impl<S: FailureStore> Engine<S> {
             }
         }
         // What did not start is claimed by nobody when this transaction commits.
-        let rest: Vec<_> =
-            items[progress.reached..].iter().map(|item| item.id).filter(|id| claims.get(*id) == Some(Claim::New)).collect();
+        let rest: Vec<_> = items[progress.reached..]
+            .iter()
+            .map(|item| item.id)
+            .filter(|id| claims.get(*id) == Some(Claim::New))
+            .collect();
         if !rest.is_empty() {
             self.store.unclaim(tx, claims, &rest).await?;
         }
@@ -232,7 +235,10 @@ impl<S: FailureStore> Engine<S> {
     ) -> Result<(), Halt> {
         let work: Vec<Work<'_>> = run
             .iter()
-            .map(|item| Work { message: &item.message, session: item.receipt.as_ref().map(|receipt| receipt.session()) })
+            .map(|item| Work {
+                message: &item.message,
+                session: item.receipt.as_ref().map(|receipt| receipt.session()),
+            })
             .collect();
         let cut: &CancellationToken = &stops.abandon;
         let limits = RunLimits {

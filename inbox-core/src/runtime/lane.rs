@@ -377,11 +377,5 @@ impl<S: FailureStore> Lane<S> {
 }
 
 fn slot(item: &Item) -> Slot {
-    Slot {
-        id: item.id,
-        fingerprint: item.fingerprint,
-        key: item.key,
-        alone: item.alone,
-        not_before: item.not_before,
-    }
+    Slot { id: item.id, fingerprint: item.fingerprint, key: item.key, alone: item.alone, not_before: item.not_before }
 }

@@ -114,7 +114,8 @@ impl Counters {
     pub(crate) fn quarantined(&self, reason: Reason) {
         self.quarantined.fetch_add(1, Ordering::Relaxed);
         let name = self.name.to_string();
-        metrics::counter!(observe::QUARANTINED, observe::CONSUMER => name, observe::REASON => reason.as_str()).increment(1);
+        metrics::counter!(observe::QUARANTINED, observe::CONSUMER => name, observe::REASON => reason.as_str())
+            .increment(1);
     }
 
     pub(crate) fn ignored(&self, reason: Reason) {

@@ -3,10 +3,13 @@
 use std::time::Duration;
 
 use inbox_core::{
-    HandlerError, Inbox, InboxError, Message, StoreErrorKind, memory::MemoryBroker, operator::Operator,
-    maintenance::Maintenance,
+    HandlerError, Inbox, InboxError, Message, StoreErrorKind, maintenance::Maintenance, memory::MemoryBroker,
+    operator::Operator,
 };
-use inbox_sqlite::{SqliteInboxStore, SqliteTransaction, run_sql, sqlx::{self, SqlitePool}};
+use inbox_sqlite::{
+    SqliteInboxStore, SqliteTransaction, run_sql,
+    sqlx::{self, SqlitePool},
+};
 
 async fn database() -> (tempfile::TempDir, SqlitePool, SqliteInboxStore) {
     let dir = tempfile::tempdir().expect("a folder");
@@ -81,7 +84,8 @@ async fn the_store_works_on_after_an_escape() {
     for round in 0..3_u128 {
         let id = MessageId::from_uuid(uuid::Uuid::from_u128(round + 1));
         let mut tx = store.begin(&Limits::default()).await.expect("begins");
-        let mut claims = store.claim(&mut tx, consumer, &[Candidate { id, fingerprint: 0, time: None }]).await.expect("claims");
+        let mut claims =
+            store.claim(&mut tx, consumer, &[Candidate { id, fingerprint: 0, time: None }]).await.expect("claims");
         drop(run_sql(&mut tx, "COMMIT").await);
         claims.done(id);
         let kind = store.commit(tx, claims).await.expect_err("must not commit").kind();

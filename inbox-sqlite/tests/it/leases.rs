@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use inbox_core::{Capacity, Message, Publisher, Transport, TransportErrorKind};
-use inbox_sqlite::{QueueConfig, SqlitePublisher, SqliteTransport, sqlx::{self, SqlitePool}};
+use inbox_sqlite::{
+    QueueConfig, SqlitePublisher, SqliteTransport,
+    sqlx::{self, SqlitePool},
+};
 
 const SOME: Capacity = Capacity { messages: 10, bytes: 1 << 20 };
 

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use inbox_core::{HandlerError, Inbox, Message, Publisher, memory::MemoryBroker, operator::Operator};
-use inbox_sqlite::{SqliteInboxStore, SqliteTransaction, sqlx::{self, SqlitePool}};
+use inbox_sqlite::{
+    SqliteInboxStore, SqliteTransaction,
+    sqlx::{self, SqlitePool},
+};
 
 async fn insert(text: String, tx: &mut SqliteTransaction<'_>) -> Result<(), HandlerError> {
     sqlx::query("INSERT INTO effects VALUES (?1)").bind(text).execute(&mut **tx).await?;
@@ -31,11 +34,16 @@ async fn completes_while_another_writes_to_the_file_all_the_time() {
             drop(sqlx::query("INSERT INTO noise SELECT value FROM json_each('[1,2,3]')").execute(&noise).await);
         }
     });
-    let inbox = Inbox::new("c", broker.transport("t", "g"), store.clone()).on("k", insert).max_batch(20).build().expect("builds");
+    let inbox = Inbox::new("c", broker.transport("t", "g"), store.clone())
+        .on("k", insert)
+        .max_batch(20)
+        .build()
+        .expect("builds");
     let handle = inbox.handle();
     inbox.run_until_idle(Duration::from_millis(500)).await.expect("runs");
     writer.abort();
-    let effects: i64 = sqlx::query_scalar("SELECT count(DISTINCT text) FROM effects").fetch_one(&other).await.expect("reads");
+    let effects: i64 =
+        sqlx::query_scalar("SELECT count(DISTINCT text) FROM effects").fetch_one(&other).await.expect("reads");
     let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM effects").fetch_one(&other).await.expect("reads");
     assert_eq!((effects, rows), (500, 500));
     assert_eq!(handle.numbers().attempts_failed, 0, "waiting for another writer is no attempt");

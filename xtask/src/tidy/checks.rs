@@ -195,7 +195,10 @@ pub(crate) fn crates_inherit(files: &[SourceFile]) -> Vec<String> {
         if !keys.iter().any(|(key, _)| key.starts_with("package.")) {
             continue;
         }
-        if !keys.iter().any(|(key, value)| key == "lints.workspace" && *value == "true") {
+        // A table of one's own (examples print) counts too, if it is as strict about what matters most.
+        let own = |(key, value): &(String, &str)| key == "lints.rust.unsafe_code" && *value == "\"forbid\"";
+        let inherits = |(key, value): &(String, &str)| key == "lints.workspace" && *value == "true";
+        if !keys.iter().any(|entry| inherits(entry) || own(entry)) {
             faults.push(format!("{} lacks `[lints] workspace = true`", file.path));
         }
         if !keys.iter().any(|(key, value)| key == "package.description" && value.trim_matches('"').len() > 1) {

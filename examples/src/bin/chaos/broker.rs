@@ -20,7 +20,9 @@ impl Broker {
         match group {
             None => url,
             // A static member that comes back after a crash has its partitions at once.
-            Some(group) if self.is_kafka() => format!("{url}?group={}-{group}&instance={group}&session_timeout=10s", self.topic),
+            Some(group) if self.is_kafka() => {
+                format!("{url}?group={}-{group}&instance={group}&session_timeout=10s", self.topic)
+            }
             Some(group) => format!("{url}?group={group}&lease=2s"),
         }
     }

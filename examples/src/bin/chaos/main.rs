@@ -1,6 +1,8 @@
 //! The headline test of the inbox. A payments pipeline with a transactional outbox, two relays and two consumers runs
 //! while its parts crash at the worst moments, and then the database is read.
 
+#![allow(clippy::disallowed_methods, reason = "the lint is about the library; this program spawns what it likes")]
+
 mod args;
 mod broker;
 mod crash;

@@ -62,9 +62,8 @@ async fn relay(run: &Run, half: i64, crash: Arc<Crash>, mut stop: Stop) -> anyho
         let mut messages = Vec::with_capacity(rows.len());
         for row in &rows {
             let body = serde_json::to_vec(&PaymentEvent { payment: row.payment })?;
-            messages.push(
-                Message::new(body.into()).id(row.id.clone()).kind(row.kind.clone()).key(row.payment.to_string()),
-            );
+            messages
+                .push(Message::new(body.into()).id(row.id.clone()).kind(row.kind.clone()).key(row.payment.to_string()));
         }
         let confirmed = publisher.publish(messages).await;
         if crash.is_dead() {
@@ -81,11 +80,7 @@ async fn consume(run: &Run, role: Role, crash: Arc<Crash>, stop: Stop) -> anyhow
     let transport = Box::new(CrashingTransport { inner: transport, crash: Arc::clone(&crash) });
     let consumer = Consumer { name: run.consumer(role), notifies: role == Role::Notifier, transport };
     let consuming = async {
-        if run.no_inbox {
-            run.shop.consume_bare(consumer, stop).await
-        } else {
-            run.shop.consume(consumer, stop).await
-        }
+        if run.no_inbox { run.shop.consume_bare(consumer, stop).await } else { run.shop.consume(consumer, stop).await }
     };
     // A crash drops the consumer where it stands.
     tokio::select! {

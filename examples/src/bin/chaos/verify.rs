@@ -1,10 +1,6 @@
 //! What the database and the broker say at the end, and whether it is right.
 
-use crate::{
-    args::Role,
-    pipeline::Crashes,
-    roles::Run,
-};
+use crate::{args::Role, pipeline::Crashes, roles::Run};
 
 /// What a run proved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
