@@ -13,8 +13,8 @@ use std::{
 
 use async_trait::async_trait;
 use inbox_core::{
-    Acked, Blame, Candidate, Capacity, Claims, ConsumerId, Delivery, InboxStore, Limits, MessageId, Receipt, StoreError,
-    StoreErrorKind, Transport, TransportError,
+    Acked, Blame, Candidate, Capacity, Claims, ConsumerId, Delivery, InboxStore, Limits, MessageId, Receipt,
+    StoreError, StoreErrorKind, Transport, TransportError,
     capability::{Capabilities, MaxAge},
     failure_store::{Failure, FailureStore},
 };

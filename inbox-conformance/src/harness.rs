@@ -259,10 +259,7 @@ where
 ///
 /// # Errors
 /// What the case says; that it panicked; or, after `deadline`, what it waited for.
-pub fn run_case(
-    case: impl Future<Output = CaseResult> + Send + 'static,
-    deadline: Duration,
-) -> Result<(), String> {
+pub fn run_case(case: impl Future<Output = CaseResult> + Send + 'static, deadline: Duration) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

@@ -226,7 +226,11 @@ async fn s03_a_claim_waits_for_an_open_one<S: StoreSubject>(stage: StoreStage<S>
         }
         stage.apply(&mut tx, id).await?;
         claims.done(id);
-        if commits { stage.store.commit(tx, claims).await? } else { stage.store.rollback(tx).await? }
+        if commits {
+            stage.store.commit(tx, claims).await?
+        } else {
+            stage.store.rollback(tx).await?
+        }
         let found = waiting("the claim that waited", waiter.join_next()).await.ok_or("no waiter")???;
         ensure_eq!(found, vec![Some(expected)], "what the waiting claim found (the first one commits: {commits})");
     }
@@ -254,7 +258,11 @@ async fn s04_another_fingerprint_is_a_conflict<S: StoreSubject>(stage: StoreStag
         let (tx, claims) = stage.claim(&[other(a, fingerprint), other(b, fingerprint)]).await?;
         stage.store.rollback(tx).await?;
         let found = (claims.get(a), claims.get(b));
-        ensure_eq!(found, (Some(Claim::Conflict), Some(Claim::New)), "fingerprint {fingerprint} against 1, and a new id");
+        ensure_eq!(
+            found,
+            (Some(Claim::Conflict), Some(Claim::New)),
+            "fingerprint {fingerprint} against 1, and a new id"
+        );
     }
     ensure_eq!(stage.found(&[a]).await?, vec![Some(Claim::Duplicate)], "the same fingerprint again");
     Ok(())
@@ -311,11 +319,8 @@ async fn s08_a_handlers_own_commit_or_rollback_keeps_nothing<S: StoreSubject>(st
         let (mut tx, mut claims) = stage.claim(&candidates(&[a, b])).await?;
         stage.apply(&mut tx, a).await?;
         claims.done(a);
-        let answer = if commits {
-            stage.subject.raw_commit(&mut tx).await
-        } else {
-            stage.subject.raw_rollback(&mut tx).await
-        };
+        let answer =
+            if commits { stage.subject.raw_commit(&mut tx).await } else { stage.subject.raw_rollback(&mut tx).await };
         // Whether the statement itself is refused is the store's choice; so are those that follow.
         drop(answer);
         drop(stage.subject.apply(&mut tx, &stage.name, &b.to_string()).await);
@@ -404,7 +409,11 @@ async fn s12_kept_copies_share_a_row<S: StoreSubject>(stage: StoreStage<S>) -> C
         let (mut tx, claims) = stage.claim(&[candidate(a)]).await?;
         let conflict = failure(b, Reason::IdConflict, fingerprint);
         stage.store.keep(&mut tx, stage.consumer, &conflict).await?;
-        if commits { stage.store.commit(tx, claims).await? } else { stage.store.rollback(tx).await? }
+        if commits {
+            stage.store.commit(tx, claims).await?
+        } else {
+            stage.store.rollback(tx).await?
+        }
         let mut rows = stage.store.failures(&stage.name, 10).await?;
         rows.sort_by_key(|row| row.seen);
         Ok::<_, BoxError>(rows.iter().map(|row| row.seen).collect::<Vec<_>>())
@@ -449,7 +458,10 @@ async fn s14_migrate_may_run_again_and_at_once<S: StoreSubject>(stage: StoreStag
     let mut migrations = JoinSet::new();
     for _ in 0..4 {
         let store = stage.subject.open().await?;
-        migrations.spawn(async move { store.migrate().await });
+        migrations.spawn(async move {
+            store.migrate().await?;
+            store.migrate().await
+        });
     }
     while let Some(migration) = waiting("migrations", migrations.join_next()).await {
         migration??;
@@ -488,7 +500,11 @@ async fn s16_overlapping_claims_never_deadlock<S: StoreSubject>(stage: StoreStag
         for n in 0..4 {
             let racer = stage.elsewhere().await?;
             let mut mine = ids[n * 20..n * 20 + 240].to_vec();
-            if n % 2 == 0 { mine.reverse() } else { fastrand::shuffle(&mut mine) }
+            if n % 2 == 0 {
+                mine.reverse()
+            } else {
+                fastrand::shuffle(&mut mine)
+            }
             racers.spawn(async move {
                 // Claimed once, so that contention is seen and not tried again.
                 let (tx, mut claims) = racer.once(&mine).await?;

@@ -5,9 +5,7 @@ use std::{fmt, future::Future, pin::Pin, process::ExitCode, sync::Arc, time::Dur
 use inbox_core::BoxError;
 use libtest_mimic::{Arguments, Completion, Trial};
 
-use crate::{
-    harness::{CaseResult, Need, StoreSubject, TransportSubject, run_case},
-};
+use crate::harness::{CaseResult, Need, StoreSubject, TransportSubject, run_case};
 
 /// A case that has not finished by then fails.
 const DEADLINE: Duration = Duration::from_secs(60);

@@ -156,7 +156,11 @@ async fn t02_content_is_as_published(stage: TransportStage) -> CaseResult {
         // An adapter may show its envelope's headers too; the message's own come in order.
         let mut headers = found.headers.iter();
         for header in message.headers.iter() {
-            ensure!(headers.any(|other| other == header), "header `{}` of {message:?} is missing or out of order", header.0);
+            ensure!(
+                headers.any(|other| other == header),
+                "header `{}` of {message:?} is missing or out of order",
+                header.0
+            );
         }
     }
     ack(&*transport, received).await

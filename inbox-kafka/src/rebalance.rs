@@ -117,6 +117,15 @@ impl ConsumerContext for Context {
             Rebalance::Revoke(list) => self.revoke(consumer, &places(&self.shared, list)),
             Rebalance::Error(error) => tracing::warn!(%error, "a rebalance failed"),
         }
+    }
+
+    fn post_rebalance(&self, consumer: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
+        // A partition that was revoked while it was paused comes back paused.
+        if let Rebalance::Assign(list) = rebalance
+            && let Err(error) = consumer.resume(list)
+        {
+            tracing::debug!(%error, "new partitions were not resumed");
+        }
         self.seen(|seen| seen.assignment_changed = true);
     }
 

@@ -198,9 +198,11 @@ mod tests {
 
     #[test]
     fn a_url_is_read_and_its_password_is_not_shown() {
-        let config = PgConfig::url("postgres://me:hunter2@db:5433/orders?connect_timeout=3&sslmode=disable&channel_binding=prefer")
-            .expect("a good URL")
-            .connections(9);
+        let config = PgConfig::url(
+            "postgres://me:hunter2@db:5433/orders?connect_timeout=3&sslmode=disable&channel_binding=prefer",
+        )
+        .expect("a good URL")
+        .connections(9);
         assert_eq!((config.options.get_port(), config.connect_timeout), (5433, Duration::from_secs(3)));
         let shown = format!("{config:?}");
         assert!(shown.contains("db:5433") && shown.contains("orders") && !shown.contains("hunter2"), "{shown}");
@@ -210,7 +212,12 @@ mod tests {
     fn what_is_wrong_is_named_and_secrets_are_not() {
         let unknown = refused("postgres://me:hunter2@db/orders?passwrod=hunter2");
         assert!(unknown.contains("`passwrod`") && unknown.contains("sslmode"), "{unknown}");
-        for url in ["mysql://me:hunter2@db/orders", "hunter2", "postgres://me:hunter2@db:hunter2/orders", "postgres://me:hunter2@db/o?connect_timeout=hunter2"] {
+        for url in [
+            "mysql://me:hunter2@db/orders",
+            "hunter2",
+            "postgres://me:hunter2@db:hunter2/orders",
+            "postgres://me:hunter2@db/o?connect_timeout=hunter2",
+        ] {
             assert!(!refused(url).contains("hunter2"), "{url}");
         }
         assert!(PgConfig::url("postgres://db/o").expect("good").connections(0).open().is_err());

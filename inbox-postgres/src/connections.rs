@@ -16,9 +16,10 @@ use std::{
 
 use inbox_core::{Limits, StoreError, StoreErrorKind};
 use sqlx::{
-    AssertSqlSafe, Connection, Executor, PgConnection, PgPool, SqlSafeStr, SqlStr,
+    AssertSqlSafe, Connection, Database, Executor, PgConnection, PgPool, Postgres, SqlSafeStr, SqlStr,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
+use sqlx_core::transaction::TransactionManager;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::{
@@ -47,10 +48,14 @@ pub(crate) struct Connections {
 
 impl Connections {
     pub(crate) fn new(config: &PgConfig) -> Self {
+        let mut options = config.options.clone();
+        if options.get_application_name().is_none() {
+            options = options.application_name("inbox");
+        }
         Self {
             // Behind the user's own options, since the last one counts: what a handler sends after it has ended our
             // transaction is refused instead of kept.
-            options: config.options.clone().options([("default_transaction_read_only", "on")]),
+            options: options.options([("default_transaction_read_only", "on")]),
             most: config.connections,
             connect_timeout: config.connect_timeout,
             pool: Mutex::new(None),
@@ -256,6 +261,8 @@ impl Connections {
         let kind = match kind_of(&error) {
             // Before there is a connection: the server's address, its certificate, its protocol.
             StoreErrorKind::Unexpected if code(&error).is_none() => StoreErrorKind::Unavailable,
+            // 25006 in answer to BEGIN READ WRITE: something in between that knows of standbys.
+            StoreErrorKind::TransactionAborted => StoreErrorKind::Unavailable,
             kind => kind,
         };
         let context = match (&error, kind) {
@@ -319,7 +326,19 @@ async fn roll_back(mut tx: PgTransaction<'static>) -> Result<(), sqlx::Error> {
         in_sync = tx.ping().await;
     }
     in_sync?;
-    if tx.is_in_transaction() { tx.rollback().await } else { Ok(()) }
+    // Beginnings of nested transactions that were forgotten, down to ours.
+    while depth(&tx) > 1 {
+        PgManager::rollback(&mut tx).await?;
+    }
+    if depth(&tx) == 1 { tx.rollback().await } else { Ok(()) }
+}
+
+type PgManager = <Postgres as Database>::TransactionManager;
+
+/// How deep sqlx takes the transaction to be nested: 1 for ours alone, the only state in which its `commit` sends COMMIT.
+/// A handler that forgets (`mem::forget`) a nested transaction makes it more, one that drops its beginning half-way less.
+pub(crate) fn depth(tx: &PgTransaction<'_>) -> usize {
+    PgManager::get_transaction_depth(tx)
 }
 
 fn may_be_starting(error: &sqlx::Error) -> bool {

@@ -1,6 +1,6 @@
 //! From what sqlx says to what the contract says. SQLSTATE, never error text.
 
-use std::error::Error;
+use std::{error::Error, sync::Arc};
 
 use inbox_core::{Blame, StoreError, StoreErrorKind};
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
@@ -37,6 +37,9 @@ pub(crate) fn store_error(operation: &'static str, error: sqlx::Error) -> StoreE
     let kind = kind_of(&error);
     let context = match kind {
         StoreErrorKind::Schema => format!("the inbox's tables are missing or of another version; {HOW_TO_MIGRATE}"),
+        StoreErrorKind::TransactionAborted if code(&error) == Some("25006") => {
+            "a handler has made the transaction read-only".to_owned()
+        }
         StoreErrorKind::TransactionAborted => {
             "a statement failed and its error was swallowed; return it with `?`, or use a savepoint".to_owned()
         }
@@ -57,7 +60,9 @@ pub(crate) fn kind_of(error: &sqlx::Error) -> StoreErrorKind {
     match code {
         "40001" | "40P01" => StoreErrorKind::Contention,
         "25P02" => StoreErrorKind::TransactionAborted,
-        // A cancelled statement, and BEGIN READ WRITE at a standby (25006 and 0A000).
+        // Every BEGIN of ours that writes says READ WRITE, so a handler has changed that.
+        "25006" => StoreErrorKind::TransactionAborted,
+        // A cancelled statement, and BEGIN READ WRITE at a standby.
         "57014" | "0A000" => StoreErrorKind::Unavailable,
         "42P01" | "42703" | "3F000" => StoreErrorKind::Schema,
         "3D000" => StoreErrorKind::InvalidConfig,
@@ -72,7 +77,9 @@ pub(crate) fn kind_of(error: &sqlx::Error) -> StoreErrorKind {
 pub(crate) fn blame(error: &(dyn Error + 'static)) -> Blame {
     let mut cause = Some(error);
     while let Some(error) = cause {
-        if let Some(error) = error.downcast_ref::<sqlx::Error>() {
+        // The `source` of an `Arc` is that of what it holds, which would be passed over.
+        let shared = error.downcast_ref::<Arc<sqlx::Error>>().map(|error| &**error);
+        if let Some(error) = shared.or_else(|| error.downcast_ref::<sqlx::Error>()) {
             return match code(error) {
                 Some(code) => blame_code(code),
                 None if is_infrastructure(error) => Blame::Infrastructure,
@@ -91,14 +98,20 @@ fn blame_code(code: &str) -> Blame {
     match code {
         "40001" | "40P01" => Blame::Contention,
         "25P02" => Blame::Unpinned,
+        // No outage: our BEGIN says READ WRITE, and a standby refuses that one.
+        "25006" => Blame::Message,
         code if is_infrastructure_code(code) => Blame::Infrastructure,
         _ => Blame::Message,
     }
 }
 
 fn is_infrastructure_code(code: &str) -> bool {
-    // Connection; insufficient resources; shutdown, crash, starting up, idle session ended; read-only; lock not had.
-    code.starts_with("08") || code.starts_with("53") || code.starts_with("57P") || matches!(code, "25006" | "55P03")
+    // Connection; insufficient resources; shutdown, crash, starting up, idle session ended; a transaction ended for
+    // having been idle or open too long; the disk; lock not had.
+    code.starts_with("08")
+        || code.starts_with("53")
+        || code.starts_with("57P")
+        || matches!(code, "25P03" | "25P04" | "58030" | "55P03")
 }
 
 fn is_infrastructure(error: &sqlx::Error) -> bool {

@@ -6,17 +6,20 @@ use inbox_core::{
     Blame, Candidate, Claim, Claims, ConsumerId, InboxStore, Limits, MessageId, StoreError, StoreErrorKind,
     maintenance::Maintenance, store::sorted,
 };
-use sqlx::{Connection, PgPool, SqlSafeStr};
+use sqlx::{PgPool, SqlSafeStr};
 use uuid::Uuid;
 
 use crate::{
     PgTransaction,
     config::PgConfig,
-    connections::Connections,
+    connections::{Connections, depth},
     error::{blame, code, kind_of, store_error},
     sql,
     time::PgTime,
 };
+
+/// The longest name of a consumer, in bytes.
+const LONGEST_NAME: usize = 200;
 
 /// A PostgreSQL database as a store. Clones are cheap and share their connections.
 #[derive(Clone)]
@@ -87,8 +90,7 @@ impl PgInboxStore {
 
     /// Our last statement before COMMIT.
     async fn finish(&self, tx: &mut PgTransaction<'static>, claims: &Claims) -> Result<(), StoreError> {
-        // sqlx lost count, and would send no COMMIT: the beginning of a nested transaction was dropped.
-        if !tx.is_in_transaction() {
+        if depth(tx) != 1 {
             return Err(escaped("commit"));
         }
         let query = sqlx::query_as::<_, (Option<i64>, i64)>(sql::FINISH)
@@ -101,13 +103,27 @@ impl PgInboxStore {
         match answer {
             Ok((Some(current), 1)) if current == transaction(claims) => Ok(()),
             Ok(_) => Err(escaped("commit")),
-            // Outside the transaction everything is read-only.
-            Err(error) if code(&error) == Some("25006") => Err(escaped("commit").source(error)),
+            Err(error) if code(&error) == Some("25006") => Err(self.read_only(tx, error).await),
             // An error here that is not this statement's own is the late answer to one that a handler has given up.
             Err(error) if matches!(kind_of(&error), StoreErrorKind::Unexpected) || code(&error) == Some("57014") => {
                 Err(StoreError::new(StoreErrorKind::TransactionAborted, "commit").source(error))
             }
             Err(error) => Err(store_error("commit", error)),
+        }
+    }
+
+    /// What it means that [`sql::FINISH`] met a read-only transaction. Outside ours everything is read-only; inside it is
+    /// when a handler has said so. After `ROLLBACK; BEGIN` by a handler this is taken for the latter: it could keep
+    /// nothing either.
+    async fn read_only(&self, tx: &mut PgTransaction<'static>, error: sqlx::Error) -> StoreError {
+        let query = sqlx::query_scalar::<_, Option<i64>>(sql::CHECK);
+        match self.connections().answer(query.fetch_one(&mut **tx)).await {
+            Some(Ok(_)) => escaped("commit").source(error),
+            Some(Err(now)) if code(&now) != Some("25P02") => store_error("commit", now),
+            Some(Err(_)) => store_error("commit", error),
+            None => StoreError::new(StoreErrorKind::Unavailable, "commit")
+                .context("the transaction was read-only, and there is no answer as to whether it still is ours")
+                .source(error),
         }
     }
 
@@ -133,9 +149,9 @@ impl InboxStore for PgInboxStore {
     type Tx = PgTransaction<'static>;
 
     async fn register(&self, consumer: &str) -> Result<ConsumerId, StoreError> {
-        if consumer.is_empty() || consumer.contains('\0') {
+        if consumer.trim().is_empty() || consumer.len() > LONGEST_NAME || consumer.chars().any(char::is_control) {
             return Err(StoreError::new(StoreErrorKind::InvalidConfig, "register")
-                .context("the consumer's name is empty or contains NUL"));
+                .context(format!("a consumer's name has 1 to {LONGEST_NAME} bytes and no control characters")));
         }
         if self.inner.config.migrate_on_start {
             self.migrate().await?;
@@ -164,11 +180,8 @@ impl InboxStore for PgInboxStore {
         let ids = uuids(candidates.iter().map(|candidate| candidate.id));
         let fingerprints: Vec<i32> = candidates.iter().map(|candidate| candidate.fingerprint).collect();
         let times: Vec<Option<PgTime>> = candidates.iter().map(|candidate| candidate.time.map(PgTime::from)).collect();
-        let query = sqlx::query_as::<_, (i64, Vec<Uuid>)>(sql::CLAIM)
-            .bind(consumer.0)
-            .bind(ids)
-            .bind(fingerprints)
-            .bind(times);
+        let query =
+            sqlx::query_as::<_, (i64, Vec<Uuid>)>(sql::CLAIM).bind(consumer.0).bind(ids).bind(fingerprints).bind(times);
         let Some(answer) = self.connections().answer(query.fetch_one(&mut **tx)).await else {
             return Err(StoreError::new(StoreErrorKind::Unavailable, "claim").context("no answer to the claim"));
         };
@@ -198,8 +211,7 @@ impl InboxStore for PgInboxStore {
     async fn check(&self, tx: &mut Self::Tx, claims: &Claims) -> Result<(), StoreError> {
         let query = sqlx::query_scalar::<_, Option<i64>>(sql::CHECK);
         let current = self.connections().ask("check", query.fetch_one(&mut **tx)).await?;
-        // sqlx lost count, and would send no COMMIT: the beginning of a nested transaction was dropped.
-        if current == Some(transaction(claims)) && tx.is_in_transaction() {
+        if current == Some(transaction(claims)) && depth(tx) == 1 {
             return Ok(());
         }
         Err(escaped("check"))
@@ -262,7 +274,7 @@ fn claim_error(error: sqlx::Error) -> StoreError {
 
 fn escaped(operation: &'static str) -> StoreError {
     StoreError::new(StoreErrorKind::TransactionEscaped, operation).context(
-        "this is not the transaction that claimed: a handler sent COMMIT or ROLLBACK by SQL, or dropped the beginning of \
-         a nested transaction half-way; nothing of this batch was kept",
+        "this is not the transaction that claimed: a handler sent COMMIT or ROLLBACK by SQL, dropped the beginning of a \
+         nested transaction half-way, or forgot a nested transaction; nothing of this batch was kept",
     )
 }

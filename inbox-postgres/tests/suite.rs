@@ -2,10 +2,7 @@
 
 use std::{process::ExitCode, sync::Arc};
 
-use inbox_conformance::{
-    StoreSubject, Suite,
-    memory::MemoryBrokerSubject,
-};
+use inbox_conformance::{StoreSubject, Suite, memory::MemoryBrokerSubject};
 use inbox_core::{BoxError, HandlerError, maintenance::Maintenance};
 use inbox_postgres::{
     PgInboxStore, PgTransaction,
@@ -16,8 +13,10 @@ struct PostgresSubject;
 
 impl PostgresSubject {
     fn url() -> Result<String, BoxError> {
-        std::env::var("INBOX_TEST_POSTGRES")
-            .map_err(|_| "INBOX_TEST_POSTGRES is not set: the URL of a PostgreSQL server; `cargo xtask services up` starts one".into())
+        std::env::var("INBOX_TEST_POSTGRES").map_err(|_| {
+            "INBOX_TEST_POSTGRES is not set: the URL of a PostgreSQL server; `cargo xtask services up` starts one"
+                .into()
+        })
     }
 
     async fn pool() -> Result<PgPool, BoxError> {

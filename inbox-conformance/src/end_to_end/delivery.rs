@@ -200,17 +200,24 @@ pub(super) async fn e11_a_batch_that_takes_too_long_is_cut<S: StoreSubject>(scen
 
 pub(super) async fn e12_what_is_in_flight_is_bounded<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
     let labels = labels("abcdef", 10);
-    scene.publish(texts(&labels)).await?;
-    let slow = script(|_| Act::Sleep(Duration::from_millis(2)));
-    let running = Running::start(scene.connected(slow).await?.in_flight(7))?;
-    let handle = running.handle.clone();
-    until("the backlog to reach 0", || async {
-        let held = handle.numbers().in_flight;
-        ensure!(held <= 7, "{held} deliveries are held, 7 may be");
-        Ok(scene.link.backlog().await? == 0)
-    })
-    .await?;
-    running.stop().await?;
+    for (part, messages, bytes, most) in [
+        (&labels[..30], 7, usize::MAX, 7),
+        // Five messages of 41 bytes or more fill the bytes; one more is taken while there is a byte left.
+        (&labels[30..], 1_000, 200, 6),
+    ] {
+        scene.publish(texts(part)).await?;
+        let slow = script(|_| Act::Sleep(Duration::from_millis(2)));
+        let inbox = scene.connected(slow).await?.in_flight(messages).in_flight_bytes(bytes);
+        let running = Running::start(inbox)?;
+        let handle = running.handle.clone();
+        until("the backlog to reach 0", || async {
+            let held = handle.numbers().in_flight;
+            ensure!(held <= most, "{held} deliveries are held, {most} may be");
+            Ok(scene.link.backlog().await? == 0)
+        })
+        .await?;
+        running.stop().await?;
+    }
     scene.each_once(&labels).await
 }
 

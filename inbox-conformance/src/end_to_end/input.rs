@@ -2,10 +2,7 @@
 
 use std::sync::{Arc, Mutex, atomic::Ordering};
 
-use inbox_core::{
-    Bytes, Inbox, InboxBuilder, Policy, Publisher, TransportErrorKind,
-    failure_store::Reason,
-};
+use inbox_core::{Bytes, Inbox, InboxBuilder, Policy, Publisher, TransportErrorKind, failure_store::Reason};
 use serde::Deserialize;
 use uuid::Uuid;
 
@@ -49,10 +46,11 @@ pub(super) async fn e34_a_message_without_a_usable_id_is_kept<S: StoreSubject>(s
     let running = Running::start(scene.inbox(Arc::new(transport), Arc::clone(&scene.store), good()))?;
     until("7 commits without an ack", || async { Ok(lost.load(Ordering::SeqCst) >= 7) }).await?;
     drop(running);
+    let kept = ["absent", "absent", "blank", "empty", "max", "nil"].map(|label| (label, Reason::MissingId));
+    scene.failures_are(&kept).await?;
     scene.finish().await?;
     scene.each_once(&["good"]).await?;
     ensure_eq!(scene.journal.calls(), ["good"], "handler calls");
-    let kept = ["absent", "absent", "blank", "empty", "max", "nil"].map(|label| (label, Reason::MissingId));
     scene.failures_are(&kept).await?;
     scene.publish(wrong()).await?;
     let ignored = run_out(&scene, scene.connected(good()).await?.on_missing_id(Policy::Ignore)).await?;

@@ -236,6 +236,8 @@ impl<S: StoreSubject> Scene<S> {
     {
         Inbox::new(self.name.clone(), transport, store)
             .on_any(self.handler(script))
+            // A busy machine must not cut the batches that cases put together.
+            .max_batch_time(Duration::from_secs(5))
             .backoff(Backoff { first: Duration::from_millis(10), most: Duration::from_millis(50) })
     }
 

@@ -157,10 +157,7 @@ pub const SABOTEURS: &[Saboteur] = &[
     store(
         StoreSabotage::NeverWaits,
         "takes an id that another open transaction holds for a duplicate",
-        &[
-            "s03_a_claim_waits_for_an_open_one",
-            "e24_an_id_held_elsewhere_holds_back_its_key_only",
-        ],
+        &["s03_a_claim_waits_for_an_open_one", "e24_an_id_held_elsewhere_holds_back_its_key_only"],
     ),
     store(
         StoreSabotage::SwallowsClaimTimeout,
@@ -190,10 +187,7 @@ pub const SABOTEURS: &[Saboteur] = &[
     store(
         StoreSabotage::IgnoresEscape,
         "does not notice that a handler ended the transaction",
-        &[
-            "s08_a_handlers_own_commit_or_rollback_keeps_nothing",
-            "e30_a_handlers_own_commit_or_rollback_stops_run",
-        ],
+        &["s08_a_handlers_own_commit_or_rollback_keeps_nothing", "e30_a_handlers_own_commit_or_rollback_stops_run"],
     ),
     store(
         StoreSabotage::RollsBackAtCommit,
@@ -251,11 +245,7 @@ pub const SABOTEURS: &[Saboteur] = &[
         "claims ids one by one, in the order given",
         &["s16_overlapping_claims_never_deadlock"],
     ),
-    store(
-        StoreSabotage::HidesFailures,
-        "shows the newest failures first",
-        &["s17_the_operator_sees_what_is_there"],
-    ),
+    store(StoreSabotage::HidesFailures, "shows the newest failures first", &["s17_the_operator_sees_what_is_there"]),
 ];
 
 /// The table of saboteurs, as `docs/SABOTEURS.md` shows it.

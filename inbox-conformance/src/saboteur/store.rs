@@ -272,7 +272,8 @@ impl<St> SabotagedStore<St> {
     fn noticed(&self, answer: Result<(), StoreError>) -> Result<(), StoreError> {
         match answer {
             Err(error)
-                if (self.how == StoreSabotage::IgnoresAborted && error.kind() == StoreErrorKind::TransactionAborted)
+                if (self.how == StoreSabotage::IgnoresAborted
+                    && error.kind() == StoreErrorKind::TransactionAborted)
                     || (self.how == StoreSabotage::IgnoresEscape
                         && error.kind() == StoreErrorKind::TransactionEscaped) =>
             {

@@ -320,7 +320,8 @@ impl Publisher for SabotagedPublisher {
             return self.inner.publish(messages).await;
         }
         let all = messages.len();
-        let stored = messages.into_iter().enumerate().filter(|(n, _)| n % 10 != 9).map(|(_, message)| message).collect();
+        let stored =
+            messages.into_iter().enumerate().filter(|(n, _)| n % 10 != 9).map(|(_, message)| message).collect();
         let mut answers = self.inner.publish(stored).await;
         answers.resize_with(all, || Ok(()));
         answers

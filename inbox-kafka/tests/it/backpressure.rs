@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use inbox_core::Transport;
 
-use crate::support::{Topic, ack, at_most, number, receive};
+use crate::support::{Topic, ack, number, receive, some};
 
 fn waiting(transport: &inbox_kafka::KafkaTransport) -> usize {
     let shown = format!("{transport:?}");
@@ -28,10 +28,9 @@ async fn a_full_consumer_pauses_and_stays_in_the_group() {
     // Another member still gets its share, though this one is paused: rebalances are served.
     let other = topic.member("prefetch=100&session_timeout=6s").await;
     let theirs = receive(&other, 1).await;
-    assert!(held.iter().any(|delivery| !delivery.receipt.session().is_lost()));
     other.close(Duration::from_secs(10)).await.expect("closed");
     drop(theirs);
-    // And everything comes, each message at least once.
+    // And everything comes, also of the partitions that went away and came back while they were paused.
     let mut seen: Vec<u32> = held.iter().map(number).collect();
     drop(held.drain(..));
     while {
@@ -39,7 +38,7 @@ async fn a_full_consumer_pauses_and_stays_in_the_group() {
         seen.dedup();
         seen.len() < 3_000
     } {
-        let deliveries = transport.receive(at_most(200)).await.expect("received");
+        let deliveries = some(&transport, 200).await;
         seen.extend(deliveries.iter().map(number));
         ack(&transport, deliveries).await;
     }
@@ -53,7 +52,7 @@ async fn pausing_and_resuming_neither_loses_nor_doubles() {
     let mut seen = Vec::new();
     let mut pauses = 0;
     while seen.len() < 2_000 {
-        let deliveries = transport.receive(at_most(40)).await.expect("received");
+        let deliveries = some(&transport, 40).await;
         seen.extend(deliveries.iter().map(number));
         ack(&transport, deliveries).await;
         if pauses < 12 && seen.len() > pauses * 100 {

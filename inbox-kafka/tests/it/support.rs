@@ -82,16 +82,19 @@ pub(crate) fn at_most(messages: usize) -> Capacity {
 /// Receives until there are `n` deliveries.
 pub(crate) async fn receive(transport: &KafkaTransport, n: usize) -> Vec<Delivery> {
     let mut all = Vec::new();
-    let deadline = Instant::now() + PATIENCE;
     while all.len() < n {
-        let left = deadline.saturating_duration_since(Instant::now());
-        match tokio::time::timeout(left, transport.receive(at_most(n - all.len()))).await {
-            Ok(Ok(deliveries)) => all.extend(deliveries),
-            Ok(Err(error)) => panic!("{}", report(&error)),
-            Err(_) => panic!("{} of {n} deliveries came in time: {transport:?}", all.len()),
-        }
+        all.extend(some(transport, n - all.len()).await);
     }
     all
+}
+
+/// Receives once.
+pub(crate) async fn some(transport: &KafkaTransport, most: usize) -> Vec<Delivery> {
+    match tokio::time::timeout(PATIENCE, transport.receive(at_most(most))).await {
+        Ok(Ok(deliveries)) => deliveries,
+        Ok(Err(error)) => panic!("{}", report(&error)),
+        Err(_) => panic!("nothing came in time: {transport:?}"),
+    }
 }
 
 /// Nothing comes for a while.

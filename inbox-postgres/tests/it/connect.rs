@@ -1,0 +1,107 @@
+//! Connecting, and what is said when that fails.
+
+use std::{
+    io::Write,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use inbox_core::{InboxStore, Limits, StoreErrorKind, report};
+use inbox_postgres::{
+    PgConfig, PgInboxStore,
+    sqlx::{self, PgPool},
+};
+
+use crate::support::{unique, url, url_with, within};
+
+const SECRET: &str = "hunter2-hunter2";
+
+#[derive(Clone, Default)]
+struct Captured(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Captured {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("not poisoned").extend(bytes);
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+// In one thread, which is all that a subscriber of a test's own sees.
+#[tokio::test(flavor = "current_thread")]
+async fn a_wrong_password_is_unauthorized_and_shown_nowhere() {
+    let captured = Captured::default();
+    let writer = captured.clone();
+    let subscriber =
+        tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE).with_writer(move || writer.clone()).finish();
+    let subscribed = tracing::subscriber::set_default(subscriber);
+    let wrong = url_with(|url| url.set_password(Some(SECRET)).expect("a password"));
+    let config = PgConfig::url(&wrong).expect("a URL");
+    let mut shown = vec![format!("{config:?} {config:#?}")];
+    let store = config.clone().open().expect("a store");
+    shown.push(format!("{store:?} {store:#?}"));
+    for error in [
+        config.connect().await.expect_err("refused"),
+        store.register("c").await.expect_err("refused"),
+        store.begin(&Limits::default()).await.expect_err("refused"),
+    ] {
+        assert_eq!(error.kind(), StoreErrorKind::Unauthorized, "{}", report(&error));
+        shown.push(format!("{error} {error:?} {error:#?} {}", report(&error)));
+    }
+    // One that works is traced as well, statements and all.
+    let good = PgInboxStore::connect(&url()).await.expect("connects");
+    let tx = good.begin(&Limits::default()).await.expect("begins");
+    good.rollback(tx).await.expect("rolls back");
+    drop(subscribed);
+    let traced = String::from_utf8(captured.0.lock().expect("not poisoned").clone()).expect("text");
+    assert!(!traced.is_empty(), "nothing was captured");
+    let good = url::Url::parse(&url()).expect("a URL");
+    for text in shown.iter().chain([&traced]) {
+        assert!(!text.contains(SECRET), "{text}");
+        assert!(!text.contains(good.password().expect("a password")), "{text}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_reached_is_unavailable_within_the_timeout() {
+    for (host, port) in [("127.0.0.1", 1), ("192.0.2.1", 5432)] {
+        let nowhere = format!("postgres://me:{SECRET}@{host}:{port}/db?connect_timeout=1");
+        let began = Instant::now();
+        let error = within(10, PgInboxStore::connect(&nowhere)).await.expect_err("not there");
+        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+        let text = format!("{error:#?} {}", report(&error));
+        assert!(text.contains(&format!("{host}:{port}")) && !text.contains(SECRET), "{text}");
+        let store = PgConfig::url(&nowhere).expect("a URL").open().expect("a store");
+        let began = Instant::now();
+        let error = within(10, store.begin(&Limits::default())).await.expect_err("not there");
+        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_database_is_named() {
+    let missing = unique("missing");
+    let error = PgInboxStore::connect(&url_with(|url| url.set_path(&missing))).await.expect_err("not there");
+    assert_eq!(error.kind(), StoreErrorKind::InvalidConfig);
+    assert!(report(&error).contains(&missing), "{}", report(&error));
+}
+
+async fn application_name(store: &PgInboxStore) -> String {
+    let mut tx = store.begin(&Limits::default()).await.expect("begins");
+    let name = sqlx::query_scalar("SELECT current_setting('application_name')").fetch_one(&mut *tx).await;
+    store.rollback(tx).await.expect("rolls back");
+    name.expect("reads")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_are_called_inbox_unless_the_user_says_otherwise() {
+    assert_eq!(application_name(&PgInboxStore::connect(&url()).await.expect("connects")).await, "inbox");
+    let named = url_with(|url| url.set_query(Some("application_name=mine")));
+    let store = PgInboxStore::new(&PgPool::connect(&named).await.expect("connects"));
+    assert_eq!(application_name(&store).await, "mine");
+    assert_eq!(application_name(&PgInboxStore::connect(&named).await.expect("connects")).await, "mine");
+}

@@ -1,0 +1,101 @@
+//! The tables: made once, by whoever comes first, and never guessed.
+
+use inbox_core::{InboxStore, StoreErrorKind, maintenance::Maintenance, report};
+use inbox_postgres::{
+    PgInboxStore,
+    sqlx::{self, AssertSqlSafe, Connection, PgConnection, PgPool},
+};
+use tokio::task::JoinSet;
+
+use crate::support::{unique, url, url_with, within};
+
+/// A database of its own.
+struct Scratch {
+    name: String,
+    url: String,
+}
+
+impl Scratch {
+    async fn new() -> Self {
+        let name = unique("db");
+        server(format!("CREATE DATABASE {name} TEMPLATE template0")).await;
+        Self { url: url_with(|url| url.set_path(&name)), name }
+    }
+
+    async fn store(&self) -> PgInboxStore {
+        PgInboxStore::connect(&self.url).await.expect("connects")
+    }
+
+    async fn drop(self) {
+        server(format!("DROP DATABASE {} WITH (FORCE)", self.name)).await;
+    }
+}
+
+async fn server(sql: String) {
+    let mut connection = PgConnection::connect(&url()).await.expect("connects");
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.expect("a database");
+    connection.close().await.expect("closes");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_instances_migrate_an_empty_database_at_once() {
+    let scratch = Scratch::new().await;
+    let mut tasks = JoinSet::new();
+    for _ in 0..8 {
+        let store = scratch.store().await;
+        tasks.spawn(async move {
+            store.migrate().await.expect("migrates");
+            store.register("all the same").await.expect("registers")
+        });
+    }
+    let numbers = within(30, tasks.join_all()).await;
+    assert!(numbers.iter().all(|number| *number == numbers[0]), "{numbers:?}");
+    let pool = PgPool::connect(&scratch.url).await.expect("connects");
+    let ours: bool = sqlx::query_scalar(
+        "SELECT NOT EXISTS (SELECT FROM pg_tables WHERE schemaname NOT IN ('inbox', 'pg_catalog', 'information_schema'))",
+    )
+    .fetch_one(&pool)
+    .await
+    .expect("reads");
+    assert!(ours, "nothing outside the schema `inbox`");
+    pool.close().await;
+    scratch.drop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_or_newer_schema_is_named_with_what_to_do() {
+    let scratch = Scratch::new().await;
+    let store = scratch.store().await;
+    let error = store.register("c").await.expect_err("no tables");
+    assert_eq!(error.kind(), StoreErrorKind::Schema);
+    let text = report(&error);
+    assert!(text.contains("store.migrate()") && text.contains("migrate_on_start"), "{text}");
+    store.migrate().await.expect("migrates");
+    store.register("c").await.expect("registers");
+    let pool = PgPool::connect(&scratch.url).await.expect("connects");
+    sqlx::query("INSERT INTO inbox.schema_version (version) VALUES (99)").execute(&pool).await.expect("inserts");
+    for error in [store.register("c").await.expect_err("newer"), store.migrate().await.expect_err("newer")] {
+        assert_eq!(error.kind(), StoreErrorKind::Schema);
+        let text = report(&error);
+        assert!(text.contains("version 99") && text.contains("update the program"), "{text}");
+    }
+    sqlx::query("DELETE FROM inbox.schema_version").execute(&pool).await.expect("deletes");
+    let error = store.register("c").await.expect_err("older");
+    assert_eq!(error.kind(), StoreErrorKind::Schema);
+    assert!(report(&error).contains("store.migrate()"), "{}", report(&error));
+    pool.close().await;
+    scratch.drop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumers_name_is_checked() {
+    let scratch = Scratch::new().await;
+    let store = scratch.store().await;
+    store.migrate().await.expect("migrates");
+    for name in ["", "  ", "nul\0", "line\nbreak", &"x".repeat(201)] {
+        let error = store.register(name).await.expect_err("refused");
+        assert_eq!(error.kind(), StoreErrorKind::InvalidConfig, "{name:?}");
+    }
+    store.register(&"x".repeat(200)).await.expect("registers");
+    scratch.drop().await;
+}
