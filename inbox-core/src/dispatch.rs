@@ -120,7 +120,7 @@ where
                 if ending || limits.cut.is_cancelled() || (started && Instant::now() >= limits.deadline) {
                     return RunEnd { outcomes, stop: Some(Stop::Cut) };
                 }
-                let event = match E::from_message(work.message) {
+                let event = match decode::<E>(work.message) {
                     Ok(event) => event,
                     Err(error) => {
                         outcomes.push(Ran::Undecodable(error));
@@ -167,7 +167,13 @@ impl<H, E> OneByOne<H, E> {
     }
 }
 
-fn panic_text(panic: &(dyn Any + Send)) -> String {
+/// Decodes; a decoder that panics has not decoded.
+fn decode<E: FromMessage>(message: &Message) -> Result<E, BoxError> {
+    std::panic::catch_unwind(AssertUnwindSafe(|| E::from_message(message)))
+        .unwrap_or_else(|panic| Err(format!("the decoder panicked: {}", panic_text(&*panic)).into()))
+}
+
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> String {
     panic
         .downcast_ref::<&str>()
         .map(|text| (*text).to_owned())

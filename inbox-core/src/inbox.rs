@@ -87,6 +87,8 @@ pub enum InboxError {
     /// The store failed for good. [`TransactionEscaped`](crate::StoreErrorKind::TransactionEscaped) means that a handler
     /// sent COMMIT or ROLLBACK by itself: nothing of its batch was acknowledged, and the handler must be mended.
     Store(StoreError),
+    /// A part of the runtime, of the transport or of the store panicked. Nothing was acknowledged that is not committed.
+    Panicked(String),
 }
 
 impl fmt::Display for InboxError {
@@ -95,6 +97,7 @@ impl fmt::Display for InboxError {
             Self::Config(text) => write!(f, "the inbox cannot be built: {text}"),
             Self::Transport(_) => f.write_str("the transport failed for good"),
             Self::Store(_) => f.write_str("the store failed for good"),
+            Self::Panicked(what) => write!(f, "{what}"),
         }
     }
 }
@@ -102,7 +105,7 @@ impl fmt::Display for InboxError {
 impl Error for InboxError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            Self::Config(_) => None,
+            Self::Config(_) | Self::Panicked(_) => None,
             Self::Transport(error) => Some(error),
             Self::Store(error) => Some(error),
         }
@@ -374,7 +377,7 @@ impl<S: FailureStore> Inbox<S> {
     /// unless the kind is `CommitUnknown`. Call again with the same message.
     pub async fn process(&self, message: Message) -> Result<Outcome, InboxError> {
         let engine = Arc::clone(&self.engine);
-        let panicked = |_| InboxError::Config("the runtime is shutting down".into());
+        let panicked = |error: tokio::task::JoinError| InboxError::Panicked(format!("processing a message: {error}"));
         runtime::spawn(runtime::process(engine, message)).await.map_err(panicked)?
     }
 

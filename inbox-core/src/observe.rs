@@ -15,7 +15,7 @@ pub const IGNORED: &str = "inbox_ignored_total";
 /// Counter: failed attempts. Labels: [`CONSUMER`].
 pub const ATTEMPTS_FAILED: &str = "inbox_attempts_failed_total";
 /// Counter: transactions rolled back. Labels: [`CONSUMER`], [`REASON`] (`failed`, `unpinned`, `busy`, `infrastructure`,
-/// `contention`, `commit_unknown`).
+/// `contention`, `commit_unknown`, `aborted`).
 pub const ROLLBACKS: &str = "inbox_rollbacks_total";
 /// Counter: transactions committed. Labels: [`CONSUMER`].
 pub const COMMITS: &str = "inbox_commits_total";

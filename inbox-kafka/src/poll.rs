@@ -284,13 +284,7 @@ impl Poller {
     fn leave(self) {
         let places = self.shared.places();
         let ended = self.shared.end(&places, Instant::now(), || self.consumer.assignment_lost());
-        if self.shared.connected() {
-            store(&self.consumer, &self.shared, &ended.offsets);
-        } else {
-            let mut list = rdkafka::TopicPartitionList::new();
-            for p in &places { drop(list.add_partition_offset(&self.shared.topics[p.topic as usize], p.partition, Offset::Invalid)); }
-            println!("{:?}", self.consumer.store_offsets(&list));
-        }
+        store(&self.consumer, &self.shared, &ended.offsets);
         self.shared.lose_all(ended);
         if places.is_empty() && !self.is_static {
             self.leave_empty_handed();

@@ -1,5 +1,7 @@
 //! One transaction: claim, handlers, finish, commit. Knows no queue and no broker.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -31,10 +33,18 @@ pub(crate) enum Fate {
 
 /// How a transaction ended.
 pub(crate) enum BatchEnd {
-    /// COMMIT returned Ok: what became of each message, in the order given.
-    Committed(Vec<Fate>),
+    /// COMMIT returned Ok.
+    Committed(Committed),
     /// Nothing was committed, or it is not known.
     RolledBack(RolledBack),
+}
+
+/// A transaction that committed.
+pub(crate) struct Committed {
+    /// What became of each message, in the order given.
+    pub(crate) fates: Vec<Fate>,
+    /// How long the handlers took together.
+    pub(crate) handlers: Duration,
 }
 
 /// Why a transaction did not commit.
@@ -132,17 +142,19 @@ impl<S: FailureStore> Engine<S> {
             }
         };
         // Time is measured from here: a claim that waited for another transaction must not cut this one.
-        let deadline = Instant::now() + self.settings.max_batch_time;
+        let claimed = Instant::now();
+        let deadline = claimed + self.settings.max_batch_time;
         match self.run_items(items, &mut tx, &mut claims, stops, deadline, &mut progress).await {
             Ok(()) => {}
             Err(halt) => return BatchEnd::RolledBack(self.undo(halt, tx, &claims, &progress).await),
         }
+        let handlers = claimed.elapsed();
         match self.store.commit(tx, claims).await {
             Ok(()) => {
                 self.committed();
                 self.counters.commits.add(1);
                 self.counters.batch(items.len(), began.elapsed().as_secs_f64());
-                BatchEnd::Committed(progress.fates)
+                BatchEnd::Committed(Committed { fates: progress.fates, handlers })
             }
             Err(error) => BatchEnd::RolledBack(RolledBack::by_store(error, &progress, false)),
         }
@@ -213,11 +225,16 @@ impl<S: FailureStore> Engine<S> {
                 self.store.give_up(tx, claims, &item.failure(*reason, error)).await?;
                 Ok(Fate::Quarantined(*reason))
             }
-            (_, Plan::Quarantine(Reason::MissingId, error)) => {
+            (Some(_), Plan::Quarantine(Reason::MissingId, error)) => {
                 self.store.keep(tx, claims.consumer(), &item.failure(Reason::MissingId, error)).await?;
                 Ok(Fate::Duplicate)
             }
-            (Some(Claim::New | Claim::Duplicate) | None, Plan::Handle(_) | Plan::Quarantine(..)) => Ok(Fate::Duplicate),
+            (Some(Claim::New | Claim::Duplicate), Plan::Handle(_) | Plan::Quarantine(..)) => Ok(Fate::Duplicate),
+            // To take silence for a duplicate would lose the message.
+            (None, Plan::Handle(_) | Plan::Quarantine(..)) => {
+                Err(StoreError::new(StoreErrorKind::Unresolved, "claim")
+                    .context(format!("the store does not say what became of the claim of {}", item.id)))
+            }
         }
     }
 

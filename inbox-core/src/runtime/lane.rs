@@ -103,11 +103,10 @@ impl<S: FailureStore> Lane<S> {
                 self.wait(selection.next_due).await;
                 continue;
             }
-            let began = Instant::now();
             let batch: Vec<&Item> = selection.batch.iter().map(|place| &*self.queue[*place]).collect();
             let end = self.engine.run_batch(&batch, &self.stops).await;
             match end {
-                BatchEnd::Committed(fates) => self.committed(&selection, &fates, began.elapsed()),
+                BatchEnd::Committed(done) => self.committed(&selection, &done.fates, done.handlers),
                 BatchEnd::RolledBack(end) => self.rolled_back(&selection, end).await,
             }
         }
@@ -175,7 +174,7 @@ impl<S: FailureStore> Lane<S> {
         }
     }
 
-    fn committed(&mut self, selection: &Selection, fates: &[Fate], took: Duration) {
+    fn committed(&mut self, selection: &Selection, fates: &[Fate], handlers: Duration) {
         self.outages = 0;
         self.halved = self.halved.map(|cap| cap * 2).filter(|cap| *cap < self.engine.settings.max_batch);
         if self.serial_until.is_some_and(|until| Instant::now() >= until) {
@@ -195,7 +194,7 @@ impl<S: FailureStore> Lane<S> {
         }
         settled.retain(|(_, fate)| *fate != Fate::NotRun);
         let ran = fates.iter().filter(|fate| **fate == Fate::Applied).count();
-        self.learn(ran, took);
+        self.learn(ran, handlers);
         self.count(&selection.batch, fates);
         settled.sort_unstable_by_key(|(place, _)| *place);
         for (place, _) in settled.iter().rev() {
@@ -205,11 +204,11 @@ impl<S: FailureStore> Lane<S> {
         }
     }
 
-    fn learn(&mut self, ran: usize, took: Duration) {
+    fn learn(&mut self, ran: usize, handlers: Duration) {
         if let Ok(ran) = u32::try_from(ran)
             && ran > 0
         {
-            let seconds = took.as_secs_f64() / f64::from(ran);
+            let seconds = handlers.as_secs_f64() / f64::from(ran);
             self.message_seconds =
                 if self.message_seconds == 0.0 { seconds } else { self.message_seconds * 0.8 + seconds * 0.2 };
         }

@@ -13,10 +13,12 @@ mod settle;
 use std::{
     collections::HashSet,
     future::Future,
+    panic::AssertUnwindSafe,
     sync::{Arc, atomic::Ordering as Atomic},
     time::Duration,
 };
 
+use futures_util::FutureExt;
 use tokio::{sync::mpsc, time::Instant};
 use tokio_util::{
     sync::{CancellationToken, DropGuard},
@@ -34,6 +36,7 @@ use self::{
     settle::{Settle, Settler, Verdict},
 };
 use crate::{
+    dispatch::panic_text,
     error::{TransportErrorKind, report},
     failure_store::FailureStore,
     inbox::InboxError,
@@ -78,13 +81,14 @@ pub(crate) async fn run<S: FailureStore>(
     // Fails at once, with a clear error, when the schema or the credentials are wrong.
     wait_for_store(&engine, &stops).await?;
     let (settler, queue) = mpsc::unbounded_channel();
-    let settling = spawn(settle::run(Arc::clone(&engine), Arc::clone(&transport), queue));
+    let settling = settle::run(Arc::clone(&engine), Arc::clone(&transport), queue);
+    let settling = spawn(watched(stops.clone(), "the settler", settling));
     let inlets: Vec<Arc<Inlet>> = (0..engine.settings.lanes).map(|_| Arc::default()).collect();
     let lanes = TaskTracker::new();
     for inlet in &inlets {
         let lane = Lane::new(Arc::clone(&engine), Arc::clone(inlet), settler.clone(), stops.clone());
         // The tracker waits for it.
-        drop(spawn(lanes.track_future(lane.run())));
+        drop(spawn(lanes.track_future(watched(stops.clone(), "a lane", lane.run()))));
     }
     lanes.close();
     let intake = Feed {
@@ -98,7 +102,7 @@ pub(crate) async fn run<S: FailureStore>(
         over: CancellationToken::new(),
     };
     // A task of its own: what it has received reaches a lane or is dropped, also when `run` is.
-    let intake = spawn(intake.run());
+    let intake = spawn(watched(stops.clone(), "the intake", intake.run()));
     tokio::select! {
         () = shutdown => {}
         () = stops.intake.cancelled() => {}
@@ -117,6 +121,13 @@ pub(crate) async fn run<S: FailureStore>(
     }
     drop((abandon_on_drop, intake_on_drop));
     stops.failure().map_or(Ok(()), Err)
+}
+
+/// Ends the run loudly when a part of it panics: without it, messages would wait for ever.
+async fn watched(stops: Stops, part: &'static str, work: impl Future<Output = ()> + Send) {
+    if let Err(panic) = AssertUnwindSafe(work).catch_unwind().await {
+        stops.fail(InboxError::Panicked(format!("{part} panicked: {}", panic_text(&*panic))));
+    }
 }
 
 /// Registers the consumer; an outage is waited for, everything else is reported.

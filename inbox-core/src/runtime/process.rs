@@ -50,7 +50,7 @@ pub(crate) async fn process<S: FailureStore>(engine: Arc<Engine<S>>, message: Me
     };
     loop {
         let end = match engine.run_batch(&[&*item], &stops).await {
-            BatchEnd::Committed(fates) => return Ok(outcome(&engine, fates.first().copied())),
+            BatchEnd::Committed(done) => return Ok(outcome(&engine, done.fates.first().copied())),
             BatchEnd::RolledBack(end) => end,
         };
         engine.counters.rollbacks(1, end.label);

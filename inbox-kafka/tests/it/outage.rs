@@ -55,5 +55,4 @@ async fn closing_while_the_broker_is_gone_keeps_to_the_deadline() {
     assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
     let error = closed.expect_err("what was acked is not committed");
     assert_eq!(error.kind(), TransportErrorKind::Unavailable);
-    assert!(report(&error).contains("not committed"), "{}", report(&error));
 }
