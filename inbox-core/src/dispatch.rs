@@ -19,6 +19,7 @@ use crate::{
     error::BoxError,
     handler::{Call, FromMessage, HandlerError},
     message::Message,
+    observe,
     transport::Session,
 };
 
@@ -146,7 +147,7 @@ impl<H, E> OneByOne<H, E> {
         Tx: Send + 'static,
     {
         let span = tracing::debug_span!(
-            "inbox.handle",
+            observe::HANDLE_SPAN,
             message_id = %message.message_id(),
             kind = message.kind.as_deref().unwrap_or_default(),
             attempt = message.attempt(),

@@ -171,7 +171,9 @@ impl fmt::Debug for HandlerError {
 /// wanted, and for [`Raw`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be made from a message",
-    note = "derive `serde::Deserialize` for it (JSON bodies), or take `Message<E>` or `Raw` and decode it yourself"
+    label = "its handler's first argument, the event, is `{Self}`",
+    note = "a handler is `async fn(event: E, tx: &mut Tx) -> Result<(), HandlerError>`",
+    note = "derive `serde::Deserialize` for the event (JSON bodies), or take `Message<E>` or `Raw` and decode it yourself"
 )]
 pub trait FromMessage: Sized + Send + 'static {
     /// Decodes the message.

@@ -35,7 +35,7 @@ pub const CONSUMER: &str = "consumer";
 /// Label and field: why.
 pub const REASON: &str = "reason";
 
-/// Span around one batch: claim, handlers, commit.
+/// Span around one batch: claim, handlers, commit. Fields: [`CONSUMER`], `messages`.
 pub const BATCH_SPAN: &str = "inbox.batch";
-/// Span around one handler call. Fields: `message_id`, `kind`, `attempt`.
+/// Span around one handler call. Fields: `message_id`, `kind`, `attempt`, `traceparent`.
 pub const HANDLE_SPAN: &str = "inbox.handle";

@@ -1,6 +1,6 @@
 //! The producing side of a broker.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 
@@ -23,6 +23,12 @@ pub trait Publisher: Send + Sync + 'static {
     /// # Errors
     /// `Unavailable` when `deadline` passed first.
     async fn close(&self, deadline: Duration) -> Result<(), TransportError>;
+}
+
+impl fmt::Debug for dyn Publisher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Publisher")
+    }
 }
 
 #[async_trait]

@@ -92,6 +92,12 @@ pub trait Transport: Send + Sync + 'static {
     async fn close(&self, deadline: Duration) -> Result<(), TransportError>;
 }
 
+impl fmt::Debug for dyn Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transport").field("name", &self.capabilities().name).finish_non_exhaustive()
+    }
+}
+
 /// How much [`Transport::receive`] may hand over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {

@@ -77,8 +77,14 @@ pub(crate) const FINISH: &str = "\
 /// The version of the schema.
 pub(crate) const VERSION: &str = "SELECT coalesce(max(version), 0) FROM inbox.schema_version";
 
-/// Whether there is a schema at all, for a role that may not create one.
-pub(crate) const HAS_VERSION: &str = "SELECT to_regclass('inbox.schema_version') IS NOT NULL";
+/// Whether what is sent outside a transaction is refused on this connection.
+pub(crate) const IS_READ_ONLY_OUTSIDE: &str = "SELECT current_setting('default_transaction_read_only')::bool";
+
+/// Whether there is a schema at all, for a role that may not create one. Not `to_regclass`: it answers from a cache, and
+/// after the wait for [`LOCK_MIGRATION`] it would not see what the holder has committed.
+pub(crate) const HAS_VERSION: &str = "SELECT EXISTS (SELECT FROM pg_catalog.pg_class c \
+     JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+     WHERE n.nspname = 'inbox' AND c.relname = 'schema_version')";
 
 /// Whether the schema `inbox` exists: `CREATE SCHEMA IF NOT EXISTS` asks for a permission even then.
 pub(crate) const HAS_SCHEMA: &str = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'inbox')";

@@ -239,6 +239,14 @@ impl InboxStore for PgInboxStore {
 
 impl PgInboxStore {
     async fn register_in(&self, tx: &mut PgTransaction<'static>, consumer: &str) -> Result<ConsumerId, StoreError> {
+        let query = sqlx::query_scalar::<_, bool>(sql::IS_READ_ONLY_OUTSIDE);
+        if !self.connections().ask("register", query.fetch_one(&mut **tx)).await? {
+            return Err(StoreError::new(StoreErrorKind::InvalidConfig, "register").context(format!(
+                "{} does not take `default_transaction_read_only` from a connection's options; connect to the server \
+                 itself, not by a pooler",
+                self.connections().server(),
+            )));
+        }
         self.check_schema(tx).await?;
         // A number is taken for a name that is new only, so that restarts do not use them up.
         for statement in [sql::CONSUMER, sql::NEW_CONSUMER, sql::CONSUMER] {

@@ -9,8 +9,8 @@ use std::{
 };
 
 use inbox_core::{
-    Bytes, Candidate, InboxError, InboxStore, Limits, Message, MessageId, StoreErrorKind, failure_store::Reason,
-    id::fingerprint,
+    BoxError, Bytes, Candidate, InboxError, InboxStore, Limits, Message, MessageId, Numbers, StoreErrorKind,
+    failure_store::Reason, id::fingerprint,
 };
 use uuid::Uuid;
 
@@ -24,23 +24,25 @@ use crate::{
 
 impl<S: StoreSubject> Scene<S> {
     /// The same subjects, another topic and consumer.
-    async fn afresh(&self) -> Result<Self, inbox_core::BoxError> {
+    async fn afresh(&self) -> Result<Self, BoxError> {
         Self::set((Arc::clone(&self.transport), Arc::clone(&self.subject))).await
     }
 
     /// The same topic and consumer, as another process sees them.
-    async fn restarted(&self) -> Result<Self, inbox_core::BoxError> {
+    async fn restarted(&self) -> Result<Self, BoxError> {
         Ok(Self { store: self.subject.open().await?, ..self.clone() })
     }
 
     /// Publishes `messages`, and runs them as one batch first, until the broker has nothing left.
-    async fn run_together(&self, messages: Vec<Message>, attempts: u32, script: Script) -> CaseResult {
+    async fn run_together(&self, messages: Vec<Message>, attempts: u32, script: Script) -> Result<Numbers, BoxError> {
         let transport = Arc::new(Gathered::new(self.link.connect().await?, messages.len()));
         self.publish(messages).await?;
         let inbox = self.inbox(transport, Arc::clone(&self.store), script).lanes(1).max_attempts(attempts);
         let running = Running::start(inbox)?;
         self.no_backlog().await?;
-        running.stop().await
+        let numbers = running.handle.numbers();
+        running.stop().await?;
+        Ok(numbers)
     }
 
     fn ordered(&self) -> bool {
@@ -109,6 +111,16 @@ pub(super) async fn e19_a_batch_in_which_all_fail_is_bounded<S: StoreSubject>(sc
         }
         scene.each_once::<&str>(&[]).await?;
     }
+    // Two that wait for their next attempt are due together: each still runs alone, or one more call is not counted.
+    let scene = scene.afresh().await?;
+    let due_together = script(|call| match (call.label, call.nth) {
+        ("a0", 1) | ("b0", 1 | 2) => Act::Fail,
+        ("c0", _) => Act::Sleep(Duration::from_millis(100)),
+        _ => Act::Succeed,
+    });
+    let numbers = scene.run_together(messages(["a0", "b0", "c0"]), 5, due_together).await?;
+    scene.each_once(&["a0", "b0", "c0"]).await?;
+    ensure_eq!((scene.journal.of("b0"), numbers.attempts_failed), (3, 3), "calls of b0, and attempts counted in all");
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     future::Future,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -60,20 +60,41 @@ impl<S: StoreSubject> Stage for Scene<S> {
     }
 }
 
-/// Every handler call, in order, over all instances.
+/// Every handler call, in order, over all instances; and which of them were dropped half-way.
 #[derive(Clone, Default)]
-pub(crate) struct Journal(Arc<Mutex<Vec<String>>>);
+pub(crate) struct Journal {
+    calls: Arc<Mutex<Vec<String>>>,
+    dropped: Arc<Mutex<Vec<String>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Notes that a handler was dropped.
+struct Dropped<'a>(&'a Journal, &'a str);
+
+impl Drop for Dropped<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.dropped).push(self.1.to_owned());
+    }
+}
 
 impl Journal {
     /// Notes a call and returns the how-manieth of this message it is.
     fn note(&self, label: &str) -> usize {
-        let mut calls = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut calls = lock(&self.calls);
         calls.push(label.to_owned());
         calls.iter().filter(|call| *call == label).count()
     }
 
     pub(crate) fn calls(&self) -> Vec<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.calls).clone()
+    }
+
+    /// Whose handlers hung and were dropped.
+    pub(crate) fn dropped(&self) -> Vec<String> {
+        lock(&self.dropped).clone()
     }
 
     pub(crate) fn of(&self, label: &str) -> usize {
@@ -157,7 +178,10 @@ impl<S: StoreSubject> Actor<S> {
             Act::Reject => return Err(HandlerError::reject(format!("{label} is rejected as the script says"))),
             // As a panic, without the backtrace in the suite's output.
             Act::Panic => std::panic::resume_unwind(Box::new(format!("{label} panics as the script says"))),
-            Act::Hang => std::future::pending().await,
+            Act::Hang => {
+                let _dropped = Dropped(&self.journal, &label);
+                std::future::pending().await
+            }
             Act::Swallow => drop(self.subject.failing_statement(tx).await),
             Act::RawCommit => drop(self.subject.raw_commit(tx).await),
             Act::RawRollback => drop(self.subject.raw_rollback(tx).await),

@@ -16,7 +16,9 @@ pub(super) async fn e13_a_graceful_shutdown_runs_nothing_again<S: StoreSubject>(
     let slow = script(|_| Act::Sleep(Duration::from_millis(1)));
     let first = Running::start(scene.connected(slow.clone()).await?.in_flight(50))?;
     scene.until_effects(30).await?;
+    let handle = first.handle.clone();
     first.stop().await?;
+    ensure_eq!(handle.numbers().released, 0, "messages that were there and were not finished");
     let committed = scene.effects().await?.len();
     ensure_eq!(scene.journal.calls().len(), committed, "handler calls, against effects, after the shutdown");
     let second = Running::start(scene.connected(slow).await?)?;
@@ -38,6 +40,7 @@ pub(super) async fn e14_a_handler_beyond_the_shutdown_deadline_is_rolled_back<S:
     until("the handler that hangs", || async { Ok(scene.journal.of("b001") > 0) }).await?;
     // The deadline and what closing may take; far from the 30 s that the handler's own timeout would take.
     timeout(Duration::from_secs(15), running.stop()).await.map_err(|_| "run() outlived its shutdown deadline")??;
+    ensure_eq!(scene.journal.dropped(), ["b001"], "handlers that were dropped when run() had ended");
     ensure!(!scene.effects().await?.contains(&"b001".to_owned()), "the effect of a dropped handler is committed");
     scene.finish().await?;
     scene.each_once(&labels).await

@@ -50,7 +50,11 @@ pub(super) async fn e41_an_unknown_commit_is_claimed_again<S: StoreSubject>(scen
     let troubles = Troubles::at_commits([
         CommitEnd::UnknownCommitted,
         CommitEnd::UnknownRolledBack,
+        CommitEnd::UnknownRolledBack,
+        CommitEnd::UnknownRolledBack,
         CommitEnd::Honest,
+        CommitEnd::Contention,
+        CommitEnd::Contention,
         CommitEnd::Contention,
         CommitEnd::UnknownRolledBack,
         CommitEnd::UnknownCommitted,

@@ -7,6 +7,7 @@ use std::{
 };
 
 use tokio::{sync::Notify, time::Instant};
+use tracing::Instrument;
 
 use super::{
     batch::{BatchEnd, Fate, RolledBack},
@@ -19,6 +20,7 @@ use crate::{
     error::report,
     failure_store::{FailureStore, Reason},
     inbox::InboxError,
+    observe,
     retry::Backoff,
     store::Blame,
 };
@@ -104,7 +106,8 @@ impl<S: FailureStore> Lane<S> {
                 continue;
             }
             let batch: Vec<&Item> = selection.batch.iter().map(|place| &*self.queue[*place]).collect();
-            let end = self.engine.run_batch(&batch, &self.stops).await;
+            let span = tracing::debug_span!(observe::BATCH_SPAN, consumer = %self.engine.name, messages = batch.len());
+            let end = self.engine.run_batch(&batch, &self.stops).instrument(span).await;
             match end {
                 BatchEnd::Committed(done) => self.committed(&selection, &done.fates, done.handlers),
                 BatchEnd::RolledBack(end) => self.rolled_back(&selection, end).await,

@@ -257,6 +257,25 @@ async fn static_members_come_back_to_their_partitions() {
 }
 
 #[tokio::test]
+async fn two_processes_with_one_instance_name() {
+    let topic = Topic::new(1).await;
+    topic.publish(0..1, 1).await;
+    let first = topic.member("instance=pod-0&session_timeout=6s").await;
+    let held = receive(&first, 1).await;
+    let second = topic.member("instance=pod-0&session_timeout=6s").await;
+    assert_eq!(receive(&second, 1).await.len(), 1);
+    let error = loop {
+        match tokio::time::timeout(Duration::from_secs(20), first.receive(at_most(1))).await.expect("in time") {
+            Ok(deliveries) => drop(deliveries),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), TransportErrorKind::InvalidConfig, "{}", inbox_core::report(&error));
+    assert!(inbox_core::report(&error).contains("fenced"), "{}", inbox_core::report(&error));
+    assert!(held[0].receipt.session().is_lost(), "somebody else owns it");
+}
+
+#[tokio::test]
 async fn two_topics_of_one_url() {
     let one = Topic::new(2).await;
     let two = Topic::new(2).await;

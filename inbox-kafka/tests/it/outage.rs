@@ -5,7 +5,7 @@ use std::time::Duration;
 use inbox_core::{Publisher, Transport, TransportErrorKind, report};
 use rdkafka::{mocking::MockCluster, producer::DefaultProducerContext};
 
-use crate::support::{ack, at_most, number, numbered, receive, until};
+use crate::support::{Topic, ack, at_most, number, numbered, receive, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broker_that_is_gone_for_a_while() {
@@ -55,4 +55,62 @@ async fn closing_while_the_broker_is_gone_keeps_to_the_deadline() {
     assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
     let error = closed.expect_err("what was acked is not committed");
     assert_eq!(error.kind(), TransportErrorKind::Unavailable);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_assignment_that_is_lost_stores_nothing() {
+    let cluster: MockCluster<'_, DefaultProducerContext> = MockCluster::new(1).expect("a mock cluster");
+    cluster.create_topic("t", 1, 1).expect("a topic");
+    let url = format!(
+        "kafka://{}/t?group=g&session_timeout=3s&kafka.heartbeat.interval.ms=500&kafka.reconnect.backoff.max.ms=500\
+         &revoke_timeout=60s",
+        cluster.bootstrap_servers()
+    );
+    let publisher = inbox_kafka::publisher(&url).await.expect("a publisher");
+    publisher.publish((0..10).map(|n| numbered(n, 5)).collect()).await.into_iter().for_each(|r| r.expect("published"));
+    let transport = inbox_kafka::connect(&url).await.expect("connected");
+    let held = receive(&transport, 10).await;
+    let session = held[0].receipt.session().clone();
+    cluster.broker_down(1).expect("down");
+    let lost = tokio::time::timeout(Duration::from_secs(20), session.lost()).await;
+    lost.expect("lost as soon as the session has timed out: nothing is waited for");
+    let acked = transport.ack(held.into_iter().map(|delivery| delivery.receipt).collect()).await.expect("no error");
+    assert_eq!((acked.acked, acked.lost), (0, 10));
+    cluster.broker_up(1).expect("up");
+    let again = receive(&transport, 10).await;
+    assert_eq!(again.iter().map(number).collect::<Vec<_>>(), (0..10).collect::<Vec<_>>());
+    assert_ne!(again[0].receipt.session().id(), session.id());
+    ack(&transport, again).await;
+    transport.close(Duration::from_secs(20)).await.expect("closed");
+}
+
+/// `INBOX_TEST_KAFKA_RESTART`: a command that kills the broker and starts it again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "kills the broker, which other cases share"]
+async fn a_real_broker_that_is_killed_and_started_again() {
+    let restart = std::env::var("INBOX_TEST_KAFKA_RESTART").expect("a command that restarts the broker");
+    let topic = Topic::new(3).await;
+    topic.publish(0..300, 17).await;
+    let transport = topic.member("session_timeout=10s").await;
+    let mut held = receive(&transport, 300).await;
+    let rest = held.split_off(100);
+    ack(&transport, rest).await;
+    let status = tokio::task::spawn_blocking(move || std::process::Command::new("sh").args(["-c", &restart]).status());
+    assert!(status.await.expect("ran").expect("started").success());
+    until("the broker is back", async || inbox_kafka::provision(&topic.url("")).await.is_ok()).await;
+    topic.publish(300..600, 17).await;
+    // Receipts from before the outage settle, or are lost and their messages come again.
+    let mut missing: std::collections::BTreeSet<u32> = (300..600).collect();
+    let acked = transport.ack(held.drain(..).map(|delivery| delivery.receipt).collect()).await.expect("no error");
+    println!("of 100 receipts from before, {} were lost", acked.lost);
+    while !missing.is_empty() {
+        let deliveries = receive(&transport, 1).await;
+        for delivery in &deliveries {
+            missing.remove(&number(delivery));
+        }
+        transport.ack(deliveries.into_iter().map(|delivery| delivery.receipt).collect()).await.expect("acked");
+    }
+    until("the lag reaches 0", async || topic.lag().await == 0).await;
+    assert!(transport.connected());
+    transport.close(Duration::from_secs(20)).await.expect("closed");
 }

@@ -16,12 +16,12 @@ const MESSAGES: u32 = 200_000;
 const PARTITIONS: i32 = 8;
 const ROUNDS: usize = 4;
 
-fn per_second(since: Instant) -> u64 {
-    (f64::from(MESSAGES) / since.elapsed().as_secs_f64()) as u64
+fn per_second(since: Instant) -> u128 {
+    u128::from(MESSAGES) * 1_000_000 / since.elapsed().as_micros().max(1)
 }
 
 /// Polls every record of the topic and looks at it.
-fn raw(topic: &str) -> u64 {
+fn raw(topic: &str) -> u128 {
     let consumer: BaseConsumer = ClientConfig::new()
         .set("bootstrap.servers", hosts())
         .set("group.id", "raw")
@@ -47,7 +47,7 @@ fn raw(topic: &str) -> u64 {
 }
 
 /// Receives and acks every message of the topic, from the first message on.
-async fn ours(topic: &Topic, round: usize, batch: usize) -> u64 {
+async fn ours(topic: &Topic, round: usize, batch: usize) -> u128 {
     let url = topic.url(&format!("group={}-{round}-{batch}", topic.name));
     let transport = inbox_kafka::connect(&url).await.expect("connected");
     let (mut count, mut started) = (0, None);

@@ -11,6 +11,11 @@ use inbox_postgres::{
     PgConfig, PgInboxStore,
     sqlx::{self, PgPool},
 };
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+};
 
 use crate::support::{unique, url, url_with, within};
 
@@ -36,6 +41,8 @@ async fn a_wrong_password_is_unauthorized_and_shown_nowhere() {
     let writer = captured.clone();
     let subscriber =
         tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE).with_writer(move || writer.clone()).finish();
+    // With one subscriber alone, a thread of another test that has none decides for all what is traced.
+    let second = tracing::Dispatch::new(tracing_subscriber::fmt().with_writer(std::io::sink).finish());
     let subscribed = tracing::subscriber::set_default(subscriber);
     let wrong = url_with(|url| url.set_password(Some(SECRET)).expect("a password"));
     let config = PgConfig::url(&wrong).expect("a URL");
@@ -54,7 +61,7 @@ async fn a_wrong_password_is_unauthorized_and_shown_nowhere() {
     let good = PgInboxStore::connect(&url()).await.expect("connects");
     good.migrate().await.expect("migrates");
     assert_eq!(good.failures("nobody", 1).await.expect("reads").len(), 0);
-    drop(subscribed);
+    drop((subscribed, second));
     let traced = String::from_utf8(captured.0.lock().expect("not poisoned").clone()).expect("text");
     assert!(traced.contains("inbox.failures"), "statements are not captured: {traced}");
     let good = url::Url::parse(&url()).expect("a URL");
@@ -88,6 +95,43 @@ async fn a_missing_database_is_named() {
     let error = PgInboxStore::connect(&url_with(|url| url.set_path(&missing))).await.expect_err("not there");
     assert_eq!(error.kind(), StoreErrorKind::InvalidConfig);
     assert!(report(&error).contains(&missing), "{}", report(&error));
+}
+
+/// Passes on everything but the read-only default, as a pooler would that ignores `options`.
+async fn pooler(server: String, listener: TcpListener) {
+    let mut pairs = JoinSet::new();
+    loop {
+        let (mut client, _) = listener.accept().await.expect("accepts");
+        let mut upstream = TcpStream::connect(&server).await.expect("connects");
+        pairs.spawn(async move {
+            let mut startup = vec![0; 4_096];
+            let length = client.read(&mut startup).await.expect("reads");
+            let ours = b"default_transaction_read_only=on";
+            let at = startup.windows(ours.len()).position(|window| window == ours).expect("the start-up message");
+            startup[at..at + ours.len()].copy_from_slice(b"default_transaction_read_only=no");
+            upstream.write_all(&startup[..length]).await.expect("writes");
+            drop(tokio::io::copy_bidirectional(&mut client, &mut upstream).await);
+        });
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pooler_that_drops_the_read_only_default_is_refused() {
+    let real = url::Url::parse(&url()).expect("a URL");
+    let server = format!("{}:{}", real.host_str().expect("a host"), real.port().unwrap_or(5432));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("binds");
+    let port = listener.local_addr().expect("an address").port();
+    let mut tasks = JoinSet::new();
+    tasks.spawn(pooler(server, listener));
+    let through = url_with(|url| {
+        url.set_ip_host([127, 0, 0, 1].into()).expect("a host");
+        url.set_port(Some(port)).expect("a port");
+        url.set_query(Some("sslmode=disable"));
+    });
+    let store = PgInboxStore::connect(&through).await.expect("connects");
+    let error = within(10, store.register("c")).await.expect_err("refused");
+    assert_eq!(error.kind(), StoreErrorKind::InvalidConfig);
+    assert!(report(&error).contains("pooler"), "{}", report(&error));
 }
 
 async fn application_name(store: &PgInboxStore) -> String {

@@ -1,5 +1,7 @@
 //! What is PostgreSQL's own: the guard on our transactions, hostile settings, broken connections, races.
 
+#![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests are no test functions to clippy")]
+
 mod blame;
 mod connect;
 mod doubt;

@@ -2,7 +2,7 @@
 
 use inbox_core::{InboxStore, StoreErrorKind, maintenance::Maintenance, report};
 use inbox_postgres::{
-    PgInboxStore,
+    PgConfig, PgInboxStore,
     sqlx::{self, AssertSqlSafe, Connection, PgConnection, PgPool},
 };
 use tokio::task::JoinSet;
@@ -85,6 +85,39 @@ async fn a_missing_or_newer_schema_is_named_with_what_to_do() {
     assert!(report(&error).contains("store.migrate()"), "{}", report(&error));
     pool.close().await;
     scratch.drop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_that_owns_the_schema_migrates_and_one_that_only_runs_starts() {
+    let scratch = Scratch::new().await;
+    let (owner, runner) = (unique("owner"), unique("runner"));
+    let pool = PgPool::connect(&scratch.url).await.expect("connects");
+    let sql = |sql: String| sqlx::raw_sql(AssertSqlSafe(sql)).execute(&pool);
+    sql(format!(
+        "CREATE ROLE {owner} LOGIN PASSWORD 'secret'; CREATE ROLE {runner} LOGIN PASSWORD 'secret';
+         CREATE SCHEMA inbox AUTHORIZATION {owner}"
+    ))
+    .await
+    .expect("roles");
+    let store = |role: &String| {
+        let mut url = url::Url::parse(&scratch.url).expect("a URL");
+        url.set_username(role).expect("a user");
+        url.set_password(Some("secret")).expect("a password");
+        PgConfig::url(url.as_str()).expect("a URL").migrate_on_start(true).open().expect("a store")
+    };
+    let error = store(&runner).register("c").await.expect_err("no permission");
+    assert_eq!(error.kind(), StoreErrorKind::Unauthorized, "{}", report(&error));
+    store(&owner).register("c").await.expect("migrates");
+    sql(format!(
+        "GRANT USAGE ON SCHEMA inbox TO {runner}; GRANT SELECT ON inbox.schema_version, inbox.consumers TO {runner};
+         GRANT INSERT ON inbox.consumers TO {runner}"
+    ))
+    .await
+    .expect("grants");
+    store(&runner).register("d").await.expect("registers");
+    pool.close().await;
+    scratch.drop().await;
+    server(format!("DROP ROLE {owner}; DROP ROLE {runner}")).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

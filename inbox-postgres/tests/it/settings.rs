@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use inbox_core::{InboxStore, Limits, operator::Operator};
-use inbox_postgres::sqlx;
+use inbox_core::{HandlerError, InboxError, InboxStore, Limits, StoreErrorKind, operator::Operator};
+use inbox_postgres::{PgTransaction, sqlx};
 use tokio::task::JoinSet;
 
-use crate::support::{Bench, IDLE, insert, unique, within};
+use crate::support::{Bench, IDLE, insert, put, raw, unique, within};
 
 /// A bench whose store connects as a role of its own, with these settings.
 async fn as_role(name: &str, settings: &[&str]) -> (Bench, String) {
@@ -23,7 +23,8 @@ async fn as_role(name: &str, settings: &[&str]) -> (Bench, String) {
              GRANT USAGE ON SCHEMA inbox TO {role};
              GRANT SELECT ON inbox.schema_version TO {role};
              GRANT SELECT, INSERT ON inbox.consumers TO {role};
-             GRANT SELECT, INSERT, UPDATE, DELETE ON inbox.claims, inbox.failures, inbox.guard TO {role};
+             GRANT SELECT, INSERT, DELETE ON inbox.claims, inbox.guard TO {role};
+             GRANT SELECT, INSERT, UPDATE, DELETE ON inbox.failures TO {role};
              GRANT SELECT, INSERT ON {} TO {role}",
             bench.name
         ))
@@ -73,16 +74,41 @@ async fn a_role_with_hostile_defaults_changes_nothing() {
 }
 
 /// Is idle in its transaction for longer than the role may be.
-async fn slow_insert(
-    table: String,
-    n: i64,
-    tx: &mut inbox_postgres::PgTransaction<'_>,
-) -> Result<(), inbox_core::HandlerError> {
+async fn slow_insert(table: String, n: i64, tx: &mut PgTransaction<'_>) -> Result<(), HandlerError> {
     insert(table, n, tx).await?;
     if n % 20 == 0 {
         tokio::time::sleep(Duration::from_millis(60)).await;
     }
     Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_permissions_in_the_docs_are_enough_to_run_and_to_fail() {
+    async fn pick(table: String, n: i64, tx: &mut PgTransaction<'_>) -> Result<(), HandlerError> {
+        put(&table, n, tx).await?;
+        match n {
+            1 => Err(HandlerError::reject("no")),
+            2 => Err(std::io::Error::other("not yet").into()),
+            3 => raw("COMMIT", tx).await.map_err(Into::into),
+            _ => Ok(()),
+        }
+    }
+    let (bench, role) = as_role("permissions", &[]).await;
+    bench.publish(1..=2).await;
+    bench.publish(4..=9).await;
+    let inbox = || bench.inbox().on_with(bench.name.clone(), "k", pick).max_attempts(2).max_batch_time(IDLE);
+    within(30, inbox().run_until_idle(IDLE)).await.expect("runs");
+    bench.assert_each_once(4..=9).await;
+    let counts = bench.counts().await;
+    assert_eq!((counts.claims, counts.quarantined, counts.retrying), (8, 2, 0));
+    bench.publish(3..=3).await;
+    let ended = within(30, inbox().run_until_idle(IDLE)).await;
+    assert!(
+        matches!(&ended, Err(InboxError::Store(error)) if error.kind() == StoreErrorKind::TransactionEscaped),
+        "{ended:?}"
+    );
+    bench.assert_each_once(4..=9).await;
+    close(bench, &role).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

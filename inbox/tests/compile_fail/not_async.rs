@@ -8,7 +8,7 @@ struct Paid {
     _amount: i64,
 }
 
-fn on_paid(_event: Paid, _tx: &mut SqliteTransaction<'_'>) -> Result<(), HandlerError> {
+fn on_paid(_event: Paid, _tx: &mut SqliteTransaction<'_>) -> Result<(), HandlerError> {
     Ok(())
 }
 

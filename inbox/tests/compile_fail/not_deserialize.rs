@@ -7,7 +7,7 @@ struct Paid {
     _amount: i64,
 }
 
-async fn on_paid(_event: Paid, _tx: &mut SqliteTransaction<'_'>) -> Result<(), HandlerError> {
+async fn on_paid(_event: Paid, _tx: &mut SqliteTransaction<'_>) -> Result<(), HandlerError> {
     Ok(())
 }
 

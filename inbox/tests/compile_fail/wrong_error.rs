@@ -8,7 +8,7 @@ struct Paid {
     _amount: i64,
 }
 
-async fn on_paid(_event: Paid, _tx: &mut SqliteTransaction<'_'>) -> Result<(), std::io::Error> {
+async fn on_paid(_event: Paid, _tx: &mut SqliteTransaction<'_>) -> Result<(), std::io::Error> {
     Ok(())
 }
 
