@@ -1,8 +1,9 @@
 //! The store's own connections: how they are opened, how transactions begin and end on them, and how those in doubt are
 //! never used again.
 //!
-//! Nobody can take a connection out of sqlx's `Transaction`, so doubt about one condemns all: the pool is closed and
-//! replaced. Transactions that are open go on; their connections are closed when they end.
+//! Nobody can take a connection out of sqlx's `Transaction`, and the pool's hooks do not see which one they are given
+//! (neither its process nor whether the server is in a transaction), so doubt about one condemns all: the pool is closed
+//! and replaced. Transactions that are open go on; their connections are closed when they end.
 
 use std::{
     fmt,

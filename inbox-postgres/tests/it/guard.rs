@@ -10,6 +10,8 @@ use inbox_postgres::{
     sqlx::{Acquire, PgPool},
 };
 
+use tokio::task::JoinSet;
+
 use crate::support::{Bench, IDLE, candidate, put, raw, within};
 
 /// What message 2 does, and whether the handlers pass on the errors of their inserts.
@@ -32,6 +34,7 @@ async fn misbehave(deed: Deed, n: i64, tx: &mut PgTransaction<'_>) -> Result<(),
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_ends_the_transaction_inside_a_handler_leaves_nothing_and_stops_the_consumer() {
+    let mut tasks = JoinSet::new();
     for sql in [
         "COMMIT",
         "ROLLBACK",
@@ -40,24 +43,28 @@ async fn what_ends_the_transaction_inside_a_handler_leaves_nothing_and_stops_the
         "ROLLBACK; BEGIN READ WRITE",
         "COMMIT; BEGIN READ WRITE",
     ] {
-        for swallow in [true, false] {
-            let bench = Bench::new("guard").await;
-            bench.publish_in_order(1..=5).await;
-            let deed = Deed { table: bench.name.clone(), sql, swallow };
-            let ended = within(30, bench.inbox().on_with(deed, "k", misbehave).run_until_idle(IDLE)).await;
-            match ended {
-                Err(InboxError::Store(error)) => assert_eq!(error.kind(), StoreErrorKind::TransactionEscaped, "{sql}"),
-                other => panic!("{sql}, swallowing {swallow}: the consumer must stop loudly, but: {other:?}"),
-            }
-            let (effects, claims) = (bench.effects().await, bench.counts().await.claims);
-            // The first message may have been committed on its own before; with its claim, or not at all.
-            assert_eq!(effects.len() as u64, claims, "{sql}: {effects:?}");
-            assert!(effects.iter().all(|effect| *effect == 1), "{sql}: {effects:?}");
-            bench.run_well().await;
-            bench.assert_each_once(1..=5).await;
-            bench.close().await;
-        }
+        tasks.spawn(ends_and_is_mended(sql, true));
+        tasks.spawn(ends_and_is_mended(sql, false));
     }
+    tasks.join_all().await;
+}
+
+async fn ends_and_is_mended(sql: &'static str, swallow: bool) {
+    let bench = Bench::new("guard").await;
+    bench.publish_in_order(1..=5).await;
+    let deed = Deed { table: bench.name.clone(), sql, swallow };
+    let ended = within(30, bench.inbox().on_with(deed, "k", misbehave).run_until_idle(IDLE)).await;
+    match ended {
+        Err(InboxError::Store(error)) => assert_eq!(error.kind(), StoreErrorKind::TransactionEscaped, "{sql}"),
+        other => panic!("{sql}, swallowing {swallow}: the consumer must stop loudly, but: {other:?}"),
+    }
+    let (effects, claims) = (bench.effects().await, bench.counts().await.claims);
+    // The first message may have been committed on its own before; with its claim, or not at all.
+    assert_eq!(effects.len() as u64, claims, "{sql}: {effects:?}");
+    assert!(effects.iter().all(|effect| *effect == 1), "{sql}: {effects:?}");
+    bench.run_well().await;
+    bench.assert_each_once(1..=5).await;
+    bench.close().await;
 }
 
 /// A transaction that has claimed a new id and put an effect, for `deed` to spoil; what `check` and `commit` say then.

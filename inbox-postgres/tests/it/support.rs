@@ -12,10 +12,13 @@ use inbox_postgres::{
     PgConfig, PgInboxStore, PgTransaction,
     sqlx::{self, AssertSqlSafe, PgPool, postgres::PgPoolOptions},
 };
+use tokio::sync::OnceCell;
 use uuid::Uuid;
 
 /// How long nothing may happen before a run counts as over.
 pub(crate) const IDLE: Duration = Duration::from_millis(300);
+
+static MIGRATED: OnceCell<()> = OnceCell::const_new();
 
 pub(crate) fn url() -> String {
     std::env::var("INBOX_TEST_POSTGRES")
@@ -56,8 +59,8 @@ impl Bench {
     pub(crate) async fn with(name: &str, change: impl FnOnce(&mut url::Url)) -> Self {
         let name = unique(name);
         let pool = PgPoolOptions::new().max_connections(2).connect(&url()).await.expect("connects");
-        let migrator = PgInboxStore::connect(&url()).await.expect("connects");
-        migrator.migrate().await.expect("migrates");
+        // Once: in a debug build it is the making of connections, with their passwords, that takes the time.
+        MIGRATED.get_or_init(|| async { PgInboxStore::new(&pool).migrate().await.expect("migrates") }).await;
         let bench = Self {
             store: PgConfig::url(&url_with(|url| {
                 url.query_pairs_mut().append_pair("application_name", &name);
