@@ -370,6 +370,13 @@ async fn s10_attempts_are_counted_until_there_is_a_claim<S: StoreSubject>(stage:
     ensure_eq!(stage.store.failures(&stage.name, 10).await?.len(), 0, "rows after success");
     let counts = stage.store.counts(stage.consumer).await?;
     ensure_eq!(counts, Counts { claims: 1, retrying: 0, quarantined: 0 }, "counts after success");
+    // Another process finishes it, which knows of no attempt.
+    let [b] = ids();
+    stage.store.record_attempt(stage.consumer, &failure(b, Reason::Retrying, 1)).await?;
+    other.process(&[b]).await?;
+    ensure_eq!(stage.store.failures(&stage.name, 10).await?.len(), 0, "rows after somebody else's success");
+    let counts = stage.store.counts(stage.consumer).await?;
+    ensure_eq!(counts, Counts { claims: 2, retrying: 0, quarantined: 0 }, "counts after somebody else's success");
     Ok(())
 }
 

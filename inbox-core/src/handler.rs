@@ -18,7 +18,9 @@ use crate::{
 ///
 /// # What a handler must not do
 /// - commit or roll back by SQL: the batch is undone and the consumer stops;
-/// - swallow the error of a failed statement: the transaction cannot commit any more and the message counts as failed;
+/// - swallow the error of a failed statement: on PostgreSQL the transaction cannot commit any more and the message counts
+///   as failed; on SQLite only the statement is undone and the rest commits;
+/// - leave session state behind (`SET` without `LOCAL`, session-level advisory locks): it reaches later messages;
 /// - rely on an effect outside the database happening once: it is repeated when the transaction is.
 ///
 /// # Cancel safety

@@ -247,6 +247,14 @@ impl<S: FailureStore> InboxBuilder<S> {
         if let Some(kind) = self.routes.kinds().iter().find(|kind| self.routes.ignored.contains(**kind)) {
             return config(format!("the kind {kind} has a handler and is ignored: choose one"));
         }
+        let by_partition = |transport: &Arc<dyn Transport>| {
+            transport.capabilities().ordering == crate::capability::Ordering::Partition
+        };
+        if settings.ordering == Ordering::Partition && !self.transport.as_ref().is_some_and(by_partition) {
+            return config(
+                "`ordering(Partition)` needs a transport with partitions; accepted here: `ordering(Key)`".into(),
+            );
+        }
         for (setting, value, least, most) in [
             ("lanes", settings.lanes, 1, 1_000),
             ("max_batch", settings.max_batch, 1, 10_000),
@@ -355,7 +363,8 @@ impl<S: FailureStore> Inbox<S> {
     }
 
     /// Runs until nothing has come and nothing has been in flight for `idle`: for tests, examples and jobs that work off
-    /// a queue.
+    /// a queue. A broker that takes a while to hand over the first message (a Kafka group that is being joined) looks idle
+    /// meanwhile: choose `idle` longer than that.
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -369,6 +378,9 @@ impl<S: FailureStore> Inbox<S> {
     }
 
     /// Runs one message through claim, handler and commit, without a broker: for webhooks, jobs and tests.
+    ///
+    /// Ids that are no UUIDs are scoped by [`Message::origin`], else by `process`: the same text from a broker is another
+    /// id unless both have one origin or [`id_scope(Global)`](InboxBuilder::id_scope) is set.
     ///
     /// # Cancel safety
     /// Dropping the future leaves the work to finish by itself.

@@ -142,7 +142,9 @@ pub(crate) async fn max_age(config: &KafkaConfig) -> Result<MaxAge, TransportErr
         let described = wait(admin.describe_configs(&topics, &options)).map_err(|error| error::of(OPERATION, error))?;
         let check_interval = broker
             .and_then(|broker| wait(admin.describe_configs(&[ResourceSpecifier::Broker(broker)], &options)).ok())
-            .and_then(|described| setting(described.first()?.as_ref().ok()?, "log.retention.check.interval.ms")?.parse().ok())
+            .and_then(|described| {
+                setting(described.first()?.as_ref().ok()?, "log.retention.check.interval.ms")?.parse().ok()
+            })
             .unwrap_or(CHECK_INTERVAL);
         let mut oldest = MaxAge::AtMost(Duration::ZERO);
         for topic in described {
@@ -180,7 +182,9 @@ fn age(setting: impl Fn(&str) -> Option<String>, check_interval: u64) -> MaxAge 
         0
     } else {
         // Brokers before 3.6 know one bound for both directions.
-        millis("message.timestamp.after.max.ms").or_else(|| millis("message.timestamp.difference.max.ms")).unwrap_or(i64::MAX)
+        millis("message.timestamp.after.max.ms")
+            .or_else(|| millis("message.timestamp.difference.max.ms"))
+            .unwrap_or(i64::MAX)
     };
     let parts = [retention, segment, ahead].map(u64::try_from);
     let [Ok(retention), Ok(segment), Ok(ahead)] = parts else {
@@ -255,7 +259,7 @@ impl ClientContext for Heard {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         // Why the login was refused, or a broker not reached, says more than that nobody is left to talk to.
         let keep = match &*last {
-            Some((before, _)) => error::is_fatal(*before) || code == RDKafkaErrorCode::AllBrokersDown,
+            Some((before, _)) => error::refuses(*before) || code == RDKafkaErrorCode::AllBrokersDown,
             None => false,
         };
         if !keep {
@@ -295,7 +299,7 @@ impl Inspector {
         loop {
             let answer = self.consumer.fetch_metadata(Some(topic), TRY);
             self.pause();
-            if let Some((code, reason)) = self.heard.last().filter(|(code, _)| error::is_fatal(*code)) {
+            if let Some((code, reason)) = self.heard.last().filter(|(code, _)| error::refuses(*code)) {
                 return Err(TransportError::new(error::kind_of(code), self.operation).context(reason));
             }
             match answer {
@@ -303,8 +307,11 @@ impl Inspector {
                     let topic = metadata.topics().iter().find(|known| known.name() == topic);
                     match topic.map(|topic| (topic, topic.error().map(RDKafkaErrorCode::from))) {
                         Some((topic, None)) if !topic.partitions().is_empty() => {
-                            let partitions: Vec<(i32, i32)> =
-                                topic.partitions().iter().map(|partition| (partition.id(), partition.leader())).collect();
+                            let partitions: Vec<(i32, i32)> = topic
+                                .partitions()
+                                .iter()
+                                .map(|partition| (partition.id(), partition.leader()))
+                                .collect();
                             if partitions.iter().all(|(_, leader)| *leader >= 0) || Instant::now() >= deadline {
                                 return Ok(Some(partitions));
                             }
@@ -312,7 +319,7 @@ impl Inspector {
                         Some((_, Some(RDKafkaErrorCode::UnknownTopicOrPartition | RDKafkaErrorCode::UnknownTopic))) => {
                             return Ok(None);
                         }
-                        Some((_, Some(code))) if error::is_fatal(code) => {
+                        Some((_, Some(code))) if error::refuses(code) => {
                             return Err(error::of(self.operation, KafkaError::MetadataFetch(code)));
                         }
                         // Being created, or electing a leader.
@@ -367,8 +374,11 @@ impl Inspector {
 
     /// Reads from the lows to the highs.
     fn count(&self, topic: &str, ends: &Ends) -> Result<u64, TransportError> {
-        let mut open: BTreeMap<i32, i64> =
-            ends.iter().filter(|(_, (low, high))| low < high).map(|(partition, (_, high))| (*partition, *high)).collect();
+        let mut open: BTreeMap<i32, i64> = ends
+            .iter()
+            .filter(|(_, (low, high))| low < high)
+            .map(|(partition, (_, high))| (*partition, *high))
+            .collect();
         let mut list = TopicPartitionList::new();
         for (partition, (low, _)) in ends.iter().filter(|(partition, _)| open.contains_key(partition)) {
             list.add_partition_offset(topic, *partition, Offset::Offset(*low))

@@ -155,7 +155,9 @@ impl KafkaConfig {
         let tls_scheme = match url.scheme() {
             "kafka" => false,
             "kafka+tls" => true,
-            other => return Err(invalid(format!("`{other}:` is not the scheme of a Kafka URL: `kafka:` or `kafka+tls:`"))),
+            other => {
+                return Err(invalid(format!("`{other}:` is not the scheme of a Kafka URL: `kafka:` or `kafka+tls:`")));
+            }
         };
         let mut config = Self::new(url.authority(), "");
         config.topics = url.path().split(',').map(str::to_owned).collect();
@@ -375,9 +377,9 @@ impl KafkaConfig {
 
     /// The group, which consumers need.
     pub(crate) fn required_group(&self) -> Result<&str, TransportError> {
-        self.group
-            .as_deref()
-            .ok_or_else(|| invalid("`group` is missing: the consumer group that shares the topic; add `group=…` to the query"))
+        self.group.as_deref().ok_or_else(|| {
+            invalid("`group` is missing: the consumer group that shares the topic; add `group=…` to the query")
+        })
     }
 
     /// What every client is configured with.
@@ -419,10 +421,13 @@ impl KafkaConfig {
         client.set("enable.partition.eof", "true");
         client.set("partition.assignment.strategy", "cooperative-sticky");
         client.set("statistics.interval.ms", "500");
-        client.set("auto.offset.reset", match self.start {
-            Start::Earliest => "earliest",
-            Start::Latest => "latest",
-        });
+        client.set(
+            "auto.offset.reset",
+            match self.start {
+                Start::Earliest => "earliest",
+                Start::Latest => "latest",
+            },
+        );
         self.set_isolation(&mut client);
         self.set_session_timeout(&mut client);
         if let Some(instance) = &self.instance {
@@ -469,10 +474,13 @@ impl KafkaConfig {
     }
 
     fn set_isolation(&self, client: &mut ClientConfig) {
-        client.set("isolation.level", match self.isolation {
-            Isolation::ReadCommitted => "read_committed",
-            Isolation::ReadUncommitted => "read_uncommitted",
-        });
+        client.set(
+            "isolation.level",
+            match self.isolation {
+                Isolation::ReadCommitted => "read_committed",
+                Isolation::ReadUncommitted => "read_uncommitted",
+            },
+        );
     }
 
     /// Sets the first of `names` unless one of them, which all mean the same, was set by the user.

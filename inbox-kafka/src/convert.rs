@@ -79,10 +79,14 @@ mod tests {
 
     use super::*;
 
-    fn record(payload: Option<&[u8]>, key: Option<&[u8]>, at: Timestamp, headers: &[(&str, Option<&[u8]>)]) -> OwnedMessage {
-        let headers = headers
-            .iter()
-            .fold(OwnedHeaders::new(), |all, (key, value)| all.insert(Header { key, value: *value }));
+    fn record(
+        payload: Option<&[u8]>,
+        key: Option<&[u8]>,
+        at: Timestamp,
+        headers: &[(&str, Option<&[u8]>)],
+    ) -> OwnedMessage {
+        let headers =
+            headers.iter().fold(OwnedHeaders::new(), |all, (key, value)| all.insert(Header { key, value: *value }));
         OwnedMessage::new(payload.map(Into::into), key.map(Into::into), "t".into(), at, 3, 7, Some(headers))
     }
 

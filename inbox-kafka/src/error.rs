@@ -93,10 +93,30 @@ pub(crate) fn kind_of(code: RDKafkaErrorCode) -> TransportErrorKind {
     }
 }
 
-/// Whether a code, reported by the client at any time, means that waiting will not help.
-pub(crate) fn is_fatal(code: RDKafkaErrorCode) -> bool {
+/// Whether a code says, to somebody who is about to connect, that trying again will not help.
+pub(crate) fn refuses(code: RDKafkaErrorCode) -> bool {
     matches!(kind_of(code), TransportErrorKind::Unauthorized | TransportErrorKind::InvalidConfig)
-        || matches!(code, RDKafkaErrorCode::Fatal | RDKafkaErrorCode::Fenced)
+}
+
+/// Whether a code, reported while the consumer runs, says that waiting will not help. Only what a broker has answered
+/// on purpose is among these: a cluster that restarts or is upgraded reports much else in passing.
+pub(crate) fn is_fatal(code: RDKafkaErrorCode) -> bool {
+    use RDKafkaErrorCode as Code;
+    ends_the_client(code)
+        || matches!(
+            code,
+            Code::TopicAuthorizationFailed
+                | Code::GroupAuthorizationFailed
+                | Code::ClusterAuthorizationFailed
+                | Code::InconsistentGroupProtocol
+                | Code::InvalidGroupId
+                | Code::InvalidSessionTimeout
+        )
+}
+
+/// Whether a client that met this code does nothing more.
+pub(crate) fn ends_the_client(code: RDKafkaErrorCode) -> bool {
+    matches!(code, RDKafkaErrorCode::Fatal | RDKafkaErrorCode::Fenced | RDKafkaErrorCode::FencedInstanceId)
 }
 
 #[cfg(test)]

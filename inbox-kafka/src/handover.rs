@@ -196,7 +196,8 @@ impl Shared {
         // Under the lock, so that a revoke sees a receipt either in flight or finished.
         let mut state = self.state();
         let settled = self.in_flight.settle(receipts);
-        let acked = settled.iter().filter(|held| state.partitions.finish(held.place, &held.session, held.offset)).count();
+        let acked =
+            settled.iter().filter(|held| state.partitions.finish(held.place, &held.session, held.offset)).count();
         self.signal(state);
         Acked { acked, lost: all - acked }
     }
@@ -261,8 +262,11 @@ impl Shared {
     /// Makes `receive` fail from now on: nothing but a person helps.
     pub(crate) fn fail(&self, kind: TransportErrorKind, context: String) {
         let mut state = self.state();
+        if state.failure.is_some() {
+            return;
+        }
         tracing::error!(?kind, %context, "the kafka consumer cannot go on");
-        state.failure.get_or_insert((kind, context));
+        state.failure = Some((kind, context));
         drop(state);
         self.arrived.notify_one();
     }

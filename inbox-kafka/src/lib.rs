@@ -58,7 +58,12 @@
 //! - A full buffer pauses the consumer after 0.2 s; a pause discards what librdkafka fetched ahead (at most
 //!   `queued.max.messages.kbytes`, 16 MB here), which is fetched again. A consumer of very slow handlers on a long
 //!   backlog lowers that property, or `fetch.max.bytes`.
-//! - With `instance`, a member that stops for good keeps its partitions for `session_timeout`.
+//! - With `instance`, a member that stops for good keeps its partitions for `session_timeout`. Two processes under one
+//!   name fence each other: the older one fails.
+//! - Members share by `cooperative-sticky`. A group that has members with another assignor (the default of Java and
+//!   librdkafka is `range`) is refused: stop those first.
+//! - Closing while no broker is reachable answers `Unavailable` at the deadline; the client ends by itself in the
+//!   background, at the latest after `session_timeout`.
 //! - A record without a value (a tombstone) is a message with an empty body.
 //! - Several topics of one URL number their partitions apart: [`Delivery::partition`](inbox_core::Delivery::partition) is
 //!   the topic's place in the URL × 2³² plus the partition.

@@ -206,10 +206,6 @@ impl Poller {
                 self.consumer.context().answered();
                 false
             }
-            Some(Err(KafkaError::MessageConsumptionFatal(code))) => {
-                self.shared.fail(TransportErrorKind::Unexpected, format!("fatal for this client: {code}"));
-                false
-            }
             // The context has seen every other error, with its reason.
             Some(Err(_)) | None => false,
         }
@@ -264,7 +260,8 @@ impl Poller {
             for index in 0..self.shared.topics.len() {
                 if self.topic_exists(index) == Some(false) {
                     let topic = &self.shared.topics[index];
-                    self.shared.fail(TransportErrorKind::NotFound, format!("the topic `{topic}` does not exist any more"));
+                    self.shared
+                        .fail(TransportErrorKind::NotFound, format!("the topic `{topic}` does not exist any more"));
                 }
             }
         }

@@ -2,7 +2,10 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -12,7 +15,7 @@ use inbox_core::{Message, Publisher, TransportError, TransportErrorKind, envelop
 use rdkafka::{
     ClientContext, Statistics,
     config::{FromClientConfigAndContext as _, RDKafkaLogLevel},
-    error::{KafkaError, KafkaResult, RDKafkaErrorCode},
+    error::{KafkaError, RDKafkaErrorCode},
     message::{Header, OwnedHeaders},
     producer::{BaseRecord, DeliveryResult, Producer, ProducerContext, ThreadedProducer},
 };
@@ -46,13 +49,19 @@ impl KafkaPublisher {
                 .context("a publisher writes to one topic, and the URL names several"));
         }
         admin::verify(&config, "connect").await?;
-        let client = Client::from_config_and_context(&config.producer(), Context)
-            .map_err(|error| error::of("connect", error))?;
-        Ok(Self { config, client: Mutex::new(Some(Arc::new(client))) })
+        let client = make(&config)?;
+        Ok(Self { config, client: Mutex::new(Some(client)) })
     }
 
-    fn client(&self) -> Option<Arc<Client>> {
-        self.client.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// The client, a new one after a fatal error; `None` once it was closed.
+    fn client(&self) -> Result<Option<Arc<Client>>, TransportError> {
+        let mut slot = self.client.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(broken) = slot.take_if(|client| client.context().broken.load(Ordering::Relaxed)) {
+            tracing::warn!("the producer met a fatal error and is made anew");
+            drop_elsewhere(broken);
+            *slot = Some(make(&self.config)?);
+        }
+        Ok(slot.clone())
     }
 
     fn take_client(&self) -> Option<Arc<Client>> {
@@ -63,8 +72,13 @@ impl KafkaPublisher {
 #[async_trait]
 impl Publisher for KafkaPublisher {
     async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), TransportError>> {
-        let Some(client) = self.client() else {
-            return messages.iter().map(|_| Err(closed("publish"))).collect();
+        let client = match self.client() {
+            Ok(Some(client)) => client,
+            Ok(None) => return messages.iter().map(|_| Err(closed())).collect(),
+            Err(error) => {
+                let again = |_| Err(TransportError::new(error.kind(), "publish").context(error.to_string()));
+                return messages.iter().map(again).collect();
+            }
         };
         let batch = Arc::new(Batch::new(messages.len()));
         let Some(topic) = self.config.topics.first() else { return Vec::new() };
@@ -86,7 +100,7 @@ impl Publisher for KafkaPublisher {
                         tokio::time::sleep(QUEUE_FULL).await;
                     }
                     Err((error, back)) => {
-                        back.delivery_opaque.tell(Err(error::of("publish", error)));
+                        back.delivery_opaque.tell(Err(client.context().failed(error)));
                         break;
                     }
                 }
@@ -109,12 +123,22 @@ impl Publisher for KafkaPublisher {
 impl Drop for KafkaPublisher {
     fn drop(&mut self) {
         if let Some(client) = self.take_client() {
-            // Dropping the client waits for its thread: not on a worker of the runtime.
-            let body = move || drop(client);
-            if let Err(error) = thread::Builder::new().name("inbox-kafka-close".to_owned()).spawn(body) {
-                tracing::debug!(%error, "the publisher was dropped in place");
-            }
+            drop_elsewhere(client);
         }
+    }
+}
+
+fn make(config: &KafkaConfig) -> Result<Arc<Client>, TransportError> {
+    Client::from_config_and_context(&config.producer(), Context::default())
+        .map(Arc::new)
+        .map_err(|error| error::of("connect", error))
+}
+
+/// Dropping a client waits for its thread: not on a worker of the runtime.
+fn drop_elsewhere(client: Arc<Client>) {
+    let body = move || drop(client);
+    if let Err(error) = thread::Builder::new().name("inbox-kafka-end".to_owned()).spawn(body) {
+        tracing::debug!(%error, "a producer was dropped in place");
     }
 }
 
@@ -153,8 +177,8 @@ fn headers(envelope: &Envelope, message: &Message) -> Result<OwnedHeaders, Trans
     Ok(headers)
 }
 
-fn closed(operation: &'static str) -> TransportError {
-    TransportError::new(TransportErrorKind::Closed, operation).context("the publisher was closed")
+fn closed() -> TransportError {
+    TransportError::new(TransportErrorKind::Closed, "publish").context("the publisher was closed")
 }
 
 /// The results of one call of `publish`, filled by delivery reports.
@@ -229,7 +253,11 @@ impl fmt::Debug for Batch {
     }
 }
 
-struct Context;
+#[derive(Default)]
+struct Context {
+    /// After a fatal error an idempotent producer sends nothing more.
+    broken: AtomicBool,
+}
 
 impl ClientContext for Context {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
@@ -242,6 +270,9 @@ impl ClientContext for Context {
 
     fn error(&self, error: KafkaError, reason: &str) {
         tracing::debug!(%error, reason, "kafka producer");
+        if error::code_of(&error).is_some_and(error::ends_the_client) {
+            self.broken.store(true, Ordering::Relaxed);
+        }
     }
 }
 
@@ -249,10 +280,20 @@ impl ProducerContext for Context {
     type DeliveryOpaque = Box<Report>;
 
     fn delivery(&self, result: &DeliveryResult<'_>, report: Box<Report>) {
-        let result: KafkaResult<()> = match result {
+        report.tell(match result {
             Ok(_) => Ok(()),
-            Err((error, _)) => Err(error.clone()),
-        };
-        report.tell(result.map_err(|error| error::of("publish", error)));
+            Err((error, _)) => Err(self.failed(error.clone())),
+        });
+    }
+}
+
+impl Context {
+    fn failed(&self, error: KafkaError) -> TransportError {
+        if error::code_of(&error).is_some_and(error::ends_the_client) {
+            self.broken.store(true, Ordering::Relaxed);
+            let unavailable = TransportError::new(TransportErrorKind::Unavailable, "publish");
+            return unavailable.context("the producer met a fatal error, the next call has a new one").source(error);
+        }
+        error::of("publish", error)
     }
 }

@@ -170,6 +170,11 @@ impl ClientContext for Context {
             code if error::is_fatal(code) => {
                 let kind = error::kind_of(code);
                 self.shared.fail(kind, reason.to_owned());
+                if error::ends_the_client(code) {
+                    // No revoke comes for these partitions, and somebody else may own them.
+                    let ended = self.shared.end(&self.shared.places(), Instant::now(), || true);
+                    self.shared.lose_all(ended);
+                }
             }
             code => tracing::debug!(%code, reason, "kafka client"),
         }
@@ -210,7 +215,8 @@ mod tests {
 
     #[test]
     fn the_state_of_the_membership() {
-        let statistics = |state: &str| format!(r#"{{"name":"c","brokers":{{}},"cgrp":{{"state":"up","join_state":"{state}"}}}}"#);
+        let statistics =
+            |state: &str| format!(r#"{{"name":"c","brokers":{{}},"cgrp":{{"state":"up","join_state":"{state}"}}}}"#);
         assert!(is_out_of_the_group(statistics("init").as_bytes()));
         assert!(!is_out_of_the_group(statistics("steady").as_bytes()));
         assert!(!is_out_of_the_group(statistics("wait-join").as_bytes()));

@@ -31,9 +31,9 @@ impl TransportSubject for KafkaSubject {
     }
 
     async fn fresh(&self) -> Result<Arc<dyn Link>, BoxError> {
-        let broker = std::env::var("INBOX_TEST_KAFKA").map_err(|_| {
-            "INBOX_TEST_KAFKA is not set: a broker, `kafka://host:port`; `cargo xtask services up` starts one"
-        })?;
+        let broker = std::env::var("INBOX_TEST_KAFKA").map_err(
+            |_| "INBOX_TEST_KAFKA is not set: a broker, `kafka://host:port`; `cargo xtask services up` starts one",
+        )?;
         let topic = format!("{}/{}", broker.trim_end_matches('/'), unique("suite"));
         inbox_kafka::provision(&format!("{topic}?partitions=4")).await?;
         Ok(Arc::new(KafkaLink { group: unique("group"), topic }))

@@ -23,6 +23,7 @@ enum Class {
     Unavailable,
     Contention,
     Config,
+    CannotOpen,
     TooLarge,
     Other,
 }
@@ -30,13 +31,13 @@ enum Class {
 fn class(error: &sqlx::Error) -> Class {
     match error {
         sqlx::Error::Database(database) => {
-            let code = database.code().and_then(|code| code.parse::<i32>().ok()).unwrap_or_default();
-            // Extended codes carry the primary one in their lowest byte.
-            match code & 0xff {
+            match primary_code(database.as_ref()) {
                 BUSY | LOCKED => Class::Contention,
                 NOMEM | READONLY | IOERR | FULL | PROTOCOL => Class::Unavailable,
                 TOOBIG => Class::TooLarge,
-                CANTOPEN | NOTADB | CORRUPT => Class::Config,
+                // A temporary file or the log, when a process is out of file descriptors.
+                CANTOPEN => Class::CannotOpen,
+                NOTADB | CORRUPT => Class::Config,
                 _ => Class::Other,
             }
         }
@@ -54,6 +55,16 @@ pub(crate) fn is_busy(error: &sqlx::Error) -> bool {
     class(error) == Class::Contention
 }
 
+/// Whether the database itself ended a transaction: a full disk, an I/O error, no memory.
+pub(crate) fn is_outage(error: &dyn sqlx::error::DatabaseError) -> bool {
+    matches!(primary_code(error), NOMEM | IOERR | FULL)
+}
+
+/// Extended codes carry the primary one in their lowest byte.
+fn primary_code(error: &dyn sqlx::error::DatabaseError) -> i32 {
+    error.code().and_then(|code| code.parse::<i32>().ok()).unwrap_or_default() & 0xff
+}
+
 /// How calls that nobody else repeats wait for that.
 pub(crate) fn patience() -> backon::ExponentialBuilder {
     backon::ExponentialBuilder::new()
@@ -67,7 +78,8 @@ pub(crate) fn store(error: sqlx::Error, operation: &'static str) -> StoreError {
     let kind = match class(&error) {
         Class::Unavailable => StoreErrorKind::Unavailable,
         Class::Contention => StoreErrorKind::Contention,
-        Class::Config => StoreErrorKind::InvalidConfig,
+        Class::CannotOpen if operation != "open" => StoreErrorKind::Unavailable,
+        Class::Config | Class::CannotOpen => StoreErrorKind::InvalidConfig,
         Class::TooLarge | Class::Other => StoreErrorKind::Unexpected,
     };
     StoreError::new(kind, operation).source(error)
@@ -77,7 +89,8 @@ pub(crate) fn transport(error: sqlx::Error, operation: &'static str) -> Transpor
     let kind = match class(&error) {
         Class::TooLarge => TransportErrorKind::TooLarge,
         Class::Unavailable | Class::Contention => TransportErrorKind::Unavailable,
-        Class::Config => TransportErrorKind::InvalidConfig,
+        Class::CannotOpen if operation != "connect" => TransportErrorKind::Unavailable,
+        Class::Config | Class::CannotOpen => TransportErrorKind::InvalidConfig,
         Class::Other => TransportErrorKind::Unexpected,
     };
     TransportError::new(kind, operation).source(error)
@@ -89,7 +102,7 @@ pub(crate) fn blame(error: &(dyn Error + 'static)) -> Blame {
     while let Some(error) = cause {
         if let Some(error) = error.downcast_ref::<sqlx::Error>() {
             return match class(error) {
-                Class::Unavailable => Blame::Infrastructure,
+                Class::Unavailable | Class::CannotOpen => Blame::Infrastructure,
                 Class::Contention => Blame::Contention,
                 Class::Config | Class::TooLarge | Class::Other => Blame::Message,
             };

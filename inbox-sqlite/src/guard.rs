@@ -10,67 +10,54 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
-use sqlx::{SqliteConnection, sqlite::LockedSqliteHandle};
+use sqlx::{Database, Sqlite, SqliteConnection, sqlite::LockedSqliteHandle};
+use sqlx_core::transaction::TransactionManager;
 
 /// The state of the one transaction that the store's one connection can have.
 #[derive(Debug, Default)]
 pub(crate) struct Guard {
-    /// The store itself is committing.
-    armed: AtomicBool,
-    /// The transaction has ended in a way that the store did not ask for, or is ending.
-    ended: AtomicBool,
-    /// The store ended the transaction and the connection may be used again.
-    clean: AtomicBool,
-    /// Counts transactions.
+    /// Counts transactions; the number of the current one.
     transaction: AtomicU64,
+    /// The number of the transaction that the store itself commits: no other COMMIT passes.
+    armed: AtomicU64,
+    /// The current transaction has ended in a way that the store did not ask for, or is ending.
+    ended: AtomicBool,
 }
 
 impl Guard {
-    pub(crate) fn new() -> Arc<Self> {
-        let guard = Self::default();
-        guard.clean.store(true, Ordering::SeqCst);
-        Arc::new(guard)
-    }
-
     /// Sets the hooks of a new connection.
     pub(crate) async fn install(self: Arc<Self>, connection: &mut SqliteConnection) -> Result<(), sqlx::Error> {
         let mut handle: LockedSqliteHandle<'_> = connection.lock_handle().await?;
         let guard = Arc::clone(&self);
-        handle.set_commit_hook(move || guard.armed.load(Ordering::SeqCst));
+        handle.set_commit_hook(move || guard.armed.load(Ordering::SeqCst) == guard.current());
         handle.set_rollback_hook(move || self.ended.store(true, Ordering::SeqCst));
         Ok(())
     }
 
-    /// The store has begun a transaction; until [`finished`](Self::finished) its connection is in doubt.
-    pub(crate) fn begun(&self) -> u64 {
-        self.armed.store(false, Ordering::SeqCst);
+    /// The store has begun a transaction. Nothing commits it, whatever was armed before.
+    pub(crate) fn begun(&self) {
+        self.transaction.fetch_add(1, Ordering::SeqCst);
         self.ended.store(false, Ordering::SeqCst);
-        self.clean.store(false, Ordering::SeqCst);
-        self.transaction.fetch_add(1, Ordering::SeqCst) + 1
     }
 
     /// Whether the current transaction is the one with this number, and still open.
     pub(crate) fn is_open(&self, transaction: u64) -> bool {
-        !self.ended.load(Ordering::SeqCst) && self.transaction.load(Ordering::SeqCst) == transaction
+        !self.ended.load(Ordering::SeqCst) && self.current() == transaction
     }
 
+    /// The number of the current transaction; numbers begin with 1.
     pub(crate) fn current(&self) -> u64 {
         self.transaction.load(Ordering::SeqCst)
     }
 
-    /// Lets the next COMMIT pass.
+    /// Lets the COMMIT of the current transaction pass.
     pub(crate) fn arm(&self) {
-        self.armed.store(true, Ordering::SeqCst);
+        self.armed.store(self.current(), Ordering::SeqCst);
     }
+}
 
-    /// The store's COMMIT or ROLLBACK has returned; `clean` if it went as asked.
-    pub(crate) fn finished(&self, clean: bool) {
-        self.armed.store(false, Ordering::SeqCst);
-        self.clean.store(clean, Ordering::SeqCst);
-    }
-
-    /// Whether the connection may be used again. One in doubt is closed.
-    pub(crate) fn is_clean(&self) -> bool {
-        self.clean.load(Ordering::SeqCst)
-    }
+/// How deep sqlx thinks the connection is in transactions: 1 in the store's own, more when a nested one was begun and
+/// never ended, 0 outside. A connection that comes back with another number than 0 is in doubt.
+pub(crate) fn depth(connection: &SqliteConnection) -> usize {
+    <<Sqlite as Database>::TransactionManager as TransactionManager>::get_transaction_depth(connection)
 }

@@ -4,10 +4,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use backon::Retryable;
-use inbox_core::{Message, Publisher, TransportError, clock, envelope};
+use inbox_core::{Message, Publisher, TransportError, TransportErrorKind, clock, envelope};
 use sqlx::{SqlitePool, sqlite::SqliteSynchronous};
 
 use crate::{error, queue::QueueConfig, sql::queue as sql, time::millis};
+
+/// SQLite takes a row of a gigabyte; headers are stored in base64.
+const MOST_BYTES: usize = 500_000_000;
 
 /// Publishes to a topic in a file, durably: one transaction a call.
 #[derive(Clone, Debug)]
@@ -53,20 +56,28 @@ impl Publisher for SqlitePublisher {
     async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), TransportError>> {
         // A task of its own: dropping this future must not cut a transaction in half on a pooled connection.
         let publisher = self.clone();
-        let count = messages.len();
+        let too_large: Vec<bool> = messages.iter().map(|message| message.size() > MOST_BYTES).collect();
+        let messages: Vec<Message> = messages.into_iter().filter(|message| message.size() <= MOST_BYTES).collect();
         let stored = crate::transport::spawn(async move {
             let store = || publisher.store(&messages);
             store.retry(error::patience()).when(error::is_busy).await
         })
         .await;
-        let outcome = match stored {
-            Ok(Ok(())) => return (0..count).map(|_| Ok(())).collect(),
-            Ok(Err(error)) => inbox_core::report(&error::transport(error, "publish")),
-            Err(error) => error.to_string(),
+        let failed = match stored {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => {
+                let error = error::transport(error, "publish");
+                Some((error.kind(), inbox_core::report(&error)))
+            }
+            Err(error) => Some((TransportErrorKind::Unexpected, error.to_string())),
         };
-        let failed =
-            || TransportError::new(inbox_core::TransportErrorKind::Unavailable, "publish").context(outcome.clone());
-        (0..count).map(|_| Err(failed())).collect()
+        let answer = |too_large: bool| match &failed {
+            _ if too_large => Err(TransportError::new(TransportErrorKind::TooLarge, "publish")
+                .context(format!("a message takes more than {MOST_BYTES} bytes"))),
+            Some((kind, text)) => Err(TransportError::new(*kind, "publish").context(text.clone())),
+            None => Ok(()),
+        };
+        too_large.into_iter().map(answer).collect()
     }
 
     async fn close(&self, deadline: Duration) -> Result<(), TransportError> {

@@ -11,6 +11,9 @@ use sqlx::{
 
 use crate::{error, sql::queue as sql};
 
+const SHORTEST_LEASE: Duration = Duration::from_millis(100);
+const LONGEST_LEASE: Duration = Duration::from_secs(7 * 86_400);
+
 /// A topic in a file, and how to use it: `sqlite:FILE/topic?group=NAME&lease=30s`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueConfig {
@@ -41,7 +44,7 @@ impl QueueConfig {
         self
     }
 
-    /// How long after a process died its messages are handed to others. Default: 30 s.
+    /// How long after a process died its messages are handed to others: 100 ms to 7 days. Default: 30 s.
     #[must_use]
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
@@ -74,13 +77,20 @@ impl QueueConfig {
         let mut config = Self::new(file, topic);
         config.group = parts.take("group");
         if let Some(lease) = parts.take_duration("lease")? {
-            if lease < Duration::from_millis(100) {
-                return Err(invalid("`lease` is shorter than 100ms"));
-            }
             config.lease = lease;
         }
         parts.finish()?;
+        config.check()?;
         Ok(config)
+    }
+
+    /// Refuses a lease that nobody could keep, or that outlives everybody.
+    pub(crate) fn check(&self) -> Result<(), TransportError> {
+        if (SHORTEST_LEASE..=LONGEST_LEASE).contains(&self.lease) {
+            return Ok(());
+        }
+        Err(TransportError::new(TransportErrorKind::InvalidConfig, "connect")
+            .context(format!("`lease` is {:?}; accepted: {SHORTEST_LEASE:?} to {LONGEST_LEASE:?}", self.lease)))
     }
 
     pub(crate) async fn pool(

@@ -3,6 +3,9 @@
 /// The schema that this version makes and works with.
 pub(crate) const VERSION: i64 = 1;
 
+/// Empty for a database in memory.
+pub(crate) const FILE: &str = "SELECT file FROM pragma_database_list WHERE name = 'main'";
+
 pub(crate) const BEGIN: &str = "BEGIN IMMEDIATE";
 
 pub(crate) const MIGRATE: &str = "
@@ -85,12 +88,14 @@ VALUES (?1, ?2, ?3, ?4, 0, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16
 ON CONFLICT (consumer, message_id, fingerprint) DO UPDATE SET
     reason = excluded.reason, error = excluded.error, last_failed_at = excluded.last_failed_at, body = excluded.body";
 
+/// A `retrying` row of the same content has no body yet: it becomes the kept one.
 pub(crate) const KEEP: &str = "
 INSERT INTO inbox_failures (consumer, message_id, fingerprint, reason, attempts, error, id_text, kind, key, headers,
     origin, body, source_name, coordinates, produced_at, stored_at, first_failed_at, last_failed_at)
 VALUES (?1, ?2, ?3, ?4, 0, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?16)
 ON CONFLICT (consumer, message_id, fingerprint) DO UPDATE SET
-    seen = seen + 1, last_failed_at = excluded.last_failed_at";
+    seen = seen + (reason <> 'retrying'), reason = excluded.reason, error = excluded.error, body = excluded.body,
+    last_failed_at = excluded.last_failed_at";
 
 pub(crate) const FORGET_ATTEMPTS: &str =
     "DELETE FROM inbox_failures WHERE consumer = ?1 AND message_id = ?2 AND reason = 'retrying'";
@@ -179,16 +184,25 @@ UPDATE inbox_queue_groups SET position = max(position, coalesce(
     /// How many rows nobody holds: ?1 group, ?2 now.
     pub(crate) const WAITING: &str = "SELECT count(*) FROM inbox_queue_deliveries WHERE grp = ?1 AND lease_until <= ?2";
 
-    /// Leases what nobody holds, in order: ?1 group, ?2 owner, ?3 lease, ?4 until, ?5 now, ?6 most. A key of which another
-    /// member holds a message waits. A lease that ran out, and was not given back, may have been in flight at a crash.
+    /// Leases what nobody holds, in order: ?1 group, ?2 owner, ?3 lease, ?4 until, ?5 now, ?6 most, ?7 most bytes, which the
+    /// first message may exceed. A key of which another member holds a message waits; those keys are a list made once, since
+    /// a correlated search goes through all rows of the group for each row. A lease that ran out, and was not given back, may
+    /// have been in flight at a crash.
     pub(crate) const TAKE: &str = "
 UPDATE inbox_queue_deliveries
 SET suspect = (owner <> 0), owner = ?2, lease = ?3, lease_until = ?4, count = count + 1
 WHERE grp = ?1 AND seq IN (
-    SELECT seq FROM inbox_queue_deliveries d WHERE grp = ?1 AND lease_until <= ?5 AND (key IS NULL OR NOT EXISTS (
-        SELECT 1 FROM inbox_queue_deliveries o
-        WHERE o.grp = ?1 AND o.key = d.key AND o.owner <> ?2 AND o.lease_until > ?5))
-    ORDER BY seq LIMIT ?6)";
+    SELECT seq FROM (
+        SELECT free.seq, row_number() OVER (ORDER BY free.seq) AS place,
+            sum(length(m.body) + coalesce(length(m.headers), 0) + coalesce(length(m.key), 0) + coalesce(length(m.id), 0))
+                OVER (ORDER BY free.seq) AS bytes
+        FROM (SELECT seq FROM inbox_queue_deliveries WHERE grp = ?1 AND lease_until <= ?5
+              AND (key IS NULL OR key NOT IN (
+                  SELECT key FROM inbox_queue_deliveries
+                  WHERE grp = ?1 AND owner <> ?2 AND lease_until > ?5 AND key IS NOT NULL))
+              ORDER BY seq LIMIT ?6) free
+        JOIN inbox_queue_messages m ON m.seq = free.seq)
+    WHERE place = 1 OR bytes <= ?7)";
 
     pub(crate) const TAKEN: &str = "
 SELECT m.seq, d.count, d.suspect, m.id, m.kind, m.key, m.headers, m.origin, m.produced_at, m.stored_at, m.body
@@ -205,8 +219,11 @@ WHERE grp = ?1 AND lease = ?2 AND seq IN (SELECT value FROM json_each(?3))";
     pub(crate) const RELEASE_ALL: &str =
         "UPDATE inbox_queue_deliveries SET owner = 0, lease = 0, lease_until = 0 WHERE grp = ?1 AND owner = ?2";
 
-    /// Only what is still ours: a lease that ran out may be somebody else's by now.
-    pub(crate) const EXTEND: &str = "UPDATE inbox_queue_deliveries SET lease_until = ?3 WHERE grp = ?1 AND owner = ?2";
+    /// Only what is still ours, since a lease that ran out may be somebody else's by now, and only what is held: ?4, a JSON
+    /// array of numbers. A delivery whose settling failed is held no more, and must come again when its lease ends.
+    pub(crate) const EXTEND: &str = "
+UPDATE inbox_queue_deliveries SET lease_until = ?3
+WHERE grp = ?1 AND owner = ?2 AND seq IN (SELECT value FROM json_each(?4))";
 
     pub(crate) const PUBLISHED: &str = "SELECT count(*) FROM inbox_queue_messages WHERE topic = ?1";
 

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::{
     config::SqliteConfig,
     error,
-    guard::Guard,
+    guard::{Guard, depth},
     sql,
     time::{millis, millis_of},
 };
@@ -59,20 +59,20 @@ impl SqliteInboxStore {
     }
 
     pub(crate) async fn with(config: SqliteConfig) -> Result<Self, StoreError> {
-        let guard = Guard::new();
+        let guard: Arc<Guard> = Arc::default();
         let options = config.connect_options();
         let open = || {
-            let (at_connect, at_release) = (Arc::clone(&guard), Arc::clone(&guard));
+            let guard = Arc::clone(&guard);
             SqlitePoolOptions::new()
                 .max_connections(1)
                 .acquire_timeout(config.busy_timeout.max(TURN))
                 .idle_timeout(None)
                 .max_lifetime(None)
                 .test_before_acquire(false)
-                .after_connect(move |connection, _| Box::pin(Arc::clone(&at_connect).install(connection)))
+                .after_connect(move |connection, _| Box::pin(Arc::clone(&guard).install(connection)))
                 // A connection in doubt is closed, never reused.
-                .after_release(move |_, _| {
-                    let clean = at_release.is_clean();
+                .after_release(|connection, _| {
+                    let clean = depth(connection) == 0;
                     Box::pin(async move { Ok(clean) })
                 })
                 .connect_with(options.clone())
@@ -82,6 +82,13 @@ impl SqliteInboxStore {
             .when(error::is_busy)
             .await
             .map_err(|error| error::store(error, "open").context("the database file cannot be opened"))?;
+        let file: String =
+            sqlx::query_scalar(sql::FILE).fetch_one(&writer).await.map_err(|error| error::store(error, "open"))?;
+        if file.is_empty() {
+            return Err(StoreError::new(StoreErrorKind::InvalidConfig, "open").context(
+                "an in-memory database: the store's own connections would see another one; accepted: a file",
+            ));
+        }
         let reader = SqlitePoolOptions::new().max_connections(2).connect_lazy_with(options.clone());
         let store = Self { writer, reader, guard };
         if config.migrate_on_start {
@@ -109,9 +116,7 @@ impl SqliteInboxStore {
         operation: &'static str,
     ) -> Result<(), StoreError> {
         self.guard.arm();
-        let committed = tx.commit().await;
-        self.guard.finished(committed.is_ok());
-        committed.map_err(|error| match error::store(error, operation) {
+        tx.commit().await.map_err(|error| match error::store(error, operation) {
             error if error.kind() == StoreErrorKind::Unavailable => {
                 StoreError::new(StoreErrorKind::CommitUnknown, operation).source(error)
             }
@@ -217,12 +222,19 @@ impl InboxStore for SqliteInboxStore {
     async fn check(&self, tx: &mut Self::Tx, claims: &Claims) -> Result<(), StoreError> {
         // A statement that still runs (its future was dropped) may be about to end the transaction: wait for it.
         tx.ping().await.map_err(|error| error::store(error, "check"))?;
-        if self.guard.is_open(claims.transaction()) {
+        // A nested transaction that a handler began and forgot: sqlx would release a savepoint and send no COMMIT.
+        if self.guard.is_open(claims.transaction()) && depth(tx) == 1 {
             return Ok(());
         }
+        let last = tx.lock_handle().await.map_err(|error| error::store(error, "check"))?.last_error();
+        if last.is_some_and(|error| error::is_outage(&error)) {
+            return Err(StoreError::new(StoreErrorKind::Unavailable, "check").context(
+                "the database ended the transaction: the disk is full, or cannot be read or written; nothing is kept",
+            ));
+        }
         Err(StoreError::new(StoreErrorKind::TransactionEscaped, "check").context(
-            "the transaction has ended inside a handler: COMMIT, ROLLBACK, INSERT OR ROLLBACK, RAISE(ROLLBACK) or a full \
-             disk; nothing of the batch is kept",
+            "the transaction has ended inside a handler (COMMIT, ROLLBACK, INSERT OR ROLLBACK, RAISE(ROLLBACK)), or a nested \
+             one was never ended; nothing of the batch is kept",
         ))
     }
 
@@ -238,10 +250,11 @@ impl InboxStore for SqliteInboxStore {
         self.commit_own(tx, "commit").await
     }
 
-    async fn rollback(&self, tx: Self::Tx) -> Result<(), StoreError> {
+    async fn rollback(&self, mut tx: Self::Tx) -> Result<(), StoreError> {
+        // A statement whose future was dropped may still run, and may end the transaction: wait for it before asking.
+        drop(tx.ping().await);
         let was_open = self.guard.is_open(self.guard.current());
         let rolled_back = tx.rollback().await;
-        self.guard.finished(was_open && rolled_back.is_ok());
         // If it had ended already there is nothing to roll back, and SQLite says so by an error.
         if was_open { rolled_back.map_err(|error| error::store(error, "rollback")) } else { Ok(()) }
     }

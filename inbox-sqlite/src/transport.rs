@@ -83,6 +83,7 @@ impl SqliteTransport {
     /// # Errors
     /// `NotFound` when file or topic are missing, `InvalidConfig` without a group.
     pub async fn connect(config: &QueueConfig) -> Result<Self, TransportError> {
+        config.check()?;
         let writer = config.pool(false, SqliteSynchronous::Normal, 1).await?;
         let reader = config.pool(false, SqliteSynchronous::Normal, 1).await?;
         let topic = config.topic_id(&reader).await?;
@@ -123,6 +124,10 @@ fn number() -> i64 {
     i64::try_from(high >> 1).unwrap_or(i64::MAX)
 }
 
+fn json(numbers: &[i64]) -> String {
+    format!("[{}]", numbers.iter().map(i64::to_string).collect::<Vec<_>>().join(","))
+}
+
 /// Extends leases, and gives back what was dropped, until the transport is closed or dropped.
 async fn keep(queue: Arc<Queue>) {
     let mut tick = tokio::time::interval(queue.lease / 4);
@@ -156,13 +161,17 @@ impl Queue {
     }
 
     async fn extend(&self) -> Result<(), sqlx::Error> {
-        if self.in_flight.is_empty() && self.buffer().is_empty() {
+        // What waits in the buffer is in the table, too.
+        let mut seqs = Vec::new();
+        self.in_flight.for_each(|_, held| seqs.push(held.seq));
+        if seqs.is_empty() {
             return Ok(());
         }
         sqlx::query(sql::EXTEND)
             .bind(self.group)
             .bind(self.owner)
             .bind(self.until())
+            .bind(json(&seqs))
             .execute(&self.writer)
             .await
             .map(drop)
@@ -188,17 +197,15 @@ impl Queue {
         let mut tx = self.writer.begin_with("BEGIN IMMEDIATE").await?;
         let mut found = 0;
         for (lease, seqs) in by_lease {
-            let seqs = seqs.iter().map(i64::to_string).collect::<Vec<_>>().join(",");
-            let done =
-                sqlx::query(statement).bind(self.group).bind(lease).bind(format!("[{seqs}]")).execute(&mut *tx).await?;
+            let done = sqlx::query(statement).bind(self.group).bind(lease).bind(json(&seqs)).execute(&mut *tx).await?;
             found += done.rows_affected();
         }
         tx.commit().await?;
         Ok(found)
     }
 
-    /// Leases up to `most` messages and puts them into the buffer.
-    async fn fetch(&self, most: usize) -> Result<(), sqlx::Error> {
+    /// Leases messages, as many as `capacity` has room for, and puts them into the buffer.
+    async fn fetch(&self, capacity: Capacity) -> Result<(), sqlx::Error> {
         let now = millis(clock::now());
         let any: bool =
             sqlx::query_scalar(sql::ANY).bind(self.topic).bind(self.group).bind(now).fetch_one(&self.reader).await?;
@@ -206,7 +213,7 @@ impl Queue {
             return Ok(());
         }
         let lease = number();
-        let most = i64::try_from(most).unwrap_or(i64::MAX);
+        let most = i64::try_from(capacity.messages).unwrap_or(i64::MAX);
         let mut tx = self.writer.begin_with("BEGIN IMMEDIATE").await?;
         let until = self.until();
         let waiting: i64 = sqlx::query_scalar(sql::WAITING).bind(self.group).bind(now).fetch_one(&mut *tx).await?;
@@ -230,6 +237,7 @@ impl Queue {
             .bind(until)
             .bind(now)
             .bind(most)
+            .bind(i64::try_from(capacity.bytes).unwrap_or(i64::MAX))
             .execute(&mut *tx)
             .await?;
         let rows = sqlx::query(sql::TAKEN).bind(self.group).bind(lease).fetch_all(&mut *tx).await?;
@@ -316,7 +324,7 @@ impl Transport for SqliteTransport {
                 return Ok(ready);
             }
             let queue = Arc::clone(&self.queue);
-            let fetched = finished("receive", async move { queue.fetch(capacity.messages).await }).await;
+            let fetched = finished("receive", async move { queue.fetch(capacity).await }).await;
             if self.queue.closed.is_cancelled() {
                 return Err(closed("receive"));
             }

@@ -52,20 +52,30 @@ const SCHEMES: [(&str, &str, bool); 3] = [
     ("kafka+tls", "kafka", cfg!(feature = "kafka")),
 ];
 
+/// The scheme of a URL in lower case, if it begins with one.
+fn scheme(url: &str) -> Option<String> {
+    let (scheme, _) = url.split_once(':')?;
+    let legal = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
+        && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
+    legal.then(|| scheme.to_ascii_lowercase())
+}
+
 /// Why no transport takes a URL of this scheme.
-fn unknown(url: &str) -> TransportError {
+fn unknown(scheme: Option<&str>) -> TransportError {
     let error = TransportError::new(TransportErrorKind::InvalidConfig, "connect");
-    let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
     let accepted: Vec<String> = SCHEMES.iter().filter(|(.., on)| *on).map(|(name, ..)| format!("`{name}:`")).collect();
     let accepted =
         if accepted.is_empty() { "none, every transport's feature is off".into() } else { accepted.join(", ") };
+    let Some(scheme) = scheme else {
+        // Nothing of the text is shown: what stands in the scheme's place may be a password.
+        return error.context(format!("a transport's URL starts with its scheme; accepted: {accepted}"));
+    };
     if let Some((_, feature, _)) = SCHEMES.iter().find(|(name, _, on)| *name == scheme && !on) {
         return error.context(format!(
             "`{scheme}:` needs the feature `{feature}` of inbox-rs, which is off; accepted now: {accepted}"
         ));
     }
-    let shown: String = scheme.chars().filter(|c| c.is_ascii_alphanumeric() || "+-.".contains(*c)).take(20).collect();
-    error.context(format!("no transport takes `{shown}:`; accepted: {accepted}"))
+    error.context(format!("no transport takes `{scheme:.20}:`; accepted: {accepted}"))
 }
 
 /// Connects a consumer: the URL picks the broker, its keys the subscription.
@@ -79,12 +89,12 @@ fn unknown(url: &str) -> TransportError {
 /// `InvalidConfig` for an unknown scheme, a feature that is off, a wrong key; `Unavailable`, `NotFound` and
 /// `Unauthorized` as the broker says, within the transport's connect timeout.
 pub async fn connect(url: &str) -> Result<Arc<dyn Transport>, TransportError> {
-    match url.split_once(':').map(|(scheme, _)| scheme) {
+    match scheme(url).as_deref() {
         #[cfg(feature = "sqlite")]
         Some("sqlite") => Ok(Arc::new(inbox_sqlite::connect(url).await?)),
         #[cfg(feature = "kafka")]
         Some("kafka" | "kafka+tls") => Ok(Arc::new(inbox_kafka::connect(url).await?)),
-        _ => Err(unknown(url)),
+        other => Err(unknown(other)),
     }
 }
 
@@ -93,12 +103,12 @@ pub async fn connect(url: &str) -> Result<Arc<dyn Transport>, TransportError> {
 /// # Errors
 /// As [`connect`].
 pub async fn publisher(url: &str) -> Result<Arc<dyn Publisher>, TransportError> {
-    match url.split_once(':').map(|(scheme, _)| scheme) {
+    match scheme(url).as_deref() {
         #[cfg(feature = "sqlite")]
         Some("sqlite") => Ok(Arc::new(inbox_sqlite::publisher(url).await?)),
         #[cfg(feature = "kafka")]
         Some("kafka" | "kafka+tls") => Ok(Arc::new(inbox_kafka::publisher(url).await?)),
-        _ => Err(unknown(url)),
+        other => Err(unknown(other)),
     }
 }
 
@@ -107,12 +117,12 @@ pub async fn publisher(url: &str) -> Result<Arc<dyn Publisher>, TransportError> 
 /// # Errors
 /// As [`connect`].
 pub async fn provision(url: &str) -> Result<(), TransportError> {
-    match url.split_once(':').map(|(scheme, _)| scheme) {
+    match scheme(url).as_deref() {
         #[cfg(feature = "sqlite")]
         Some("sqlite") => inbox_sqlite::provision(url).await,
         #[cfg(feature = "kafka")]
         Some("kafka" | "kafka+tls") => inbox_kafka::provision(url).await,
-        _ => Err(unknown(url)),
+        other => Err(unknown(other)),
     }
 }
 
@@ -122,10 +132,13 @@ mod tests {
 
     #[test]
     fn an_unknown_scheme_names_what_is_accepted_and_nothing_else_of_the_url() {
-        let text = unknown("kafak://user:hunter2@host/t").to_string();
-        assert!(text.contains("no transport takes `kafak:`") && !text.contains("hunter2"), "{text}");
+        let text = |url| unknown(scheme(url).as_deref()).to_string();
+        let unknown = text("kafak://user:hunter2@host/t");
+        assert!(unknown.contains("no transport takes `kafak:`") && !unknown.contains("hunter2"), "{unknown}");
+        let none = text("hunter2@host:9092/t");
+        assert!(none.contains("starts with its scheme") && !none.contains("hunter2"), "{none}");
         if cfg!(not(feature = "kafka")) {
-            let text = unknown("kafka://h/t").to_string();
+            let text = text("kafka://h/t");
             assert!(text.contains("needs the feature `kafka`"), "{text}");
         }
     }

@@ -22,7 +22,9 @@ async fn main() -> anyhow::Result<()> {
 
     inbox::provision(&url).await?;
     let captured = |id: &'static str| Message::new(format!(r#"{{"payment": "{id}"}}"#).into()).id(id).kind("captured");
-    inbox::publisher(&url).await?.publish(vec![captured("p-1"), captured("p-2"), captured("p-1")]).await;
+    for stored in inbox::publisher(&url).await?.publish(vec![captured("p-1"), captured("p-2"), captured("p-1")]).await {
+        stored?; // an error: it may or may not be there; publish it again
+    }
 
     let store = SqliteInboxStore::builder(&database)?.migrate_on_start(true).open().await?;
     let inbox = Inbox::new("receipts", inbox::connect(&url).await?, store).on("captured", send_receipt).build()?;

@@ -48,10 +48,10 @@ pub(super) async fn e40_an_outage_at_the_start_is_waited_out<S: StoreSubject>(sc
 
 pub(super) async fn e41_an_unknown_commit_is_claimed_again<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
     let troubles = Troubles::at_commits([
+        CommitEnd::UnknownRolledBack,
+        CommitEnd::UnknownRolledBack,
+        CommitEnd::UnknownRolledBack,
         CommitEnd::UnknownCommitted,
-        CommitEnd::UnknownRolledBack,
-        CommitEnd::UnknownRolledBack,
-        CommitEnd::UnknownRolledBack,
         CommitEnd::Honest,
         CommitEnd::Contention,
         CommitEnd::Contention,

@@ -194,6 +194,11 @@ impl Data {
         self.rows.iter().find(|(_, row)| is(row)).map(|(number, _)| *number)
     }
 
+    /// Whether it counts the attempts of a message that somebody has finished meanwhile.
+    fn finished(&self, row: &Row) -> bool {
+        row.row.reason == Reason::Retrying && self.claims.contains_key(&(row.consumer, row.row.id))
+    }
+
     fn insert(&mut self, row: Row) {
         self.row_numbers += 1;
         self.rows.insert(self.row_numbers, row);
@@ -238,7 +243,7 @@ impl Data {
         let rows = || self.rows.values().filter(|row| row.consumer == consumer);
         Counts {
             claims: self.claims.keys().filter(|(of, _)| *of == consumer).count() as u64,
-            retrying: rows().filter(|row| row.row.reason == Reason::Retrying).count() as u64,
+            retrying: rows().filter(|row| row.row.reason == Reason::Retrying && !self.finished(row)).count() as u64,
             quarantined: rows().filter(|row| row.row.reason != Reason::Retrying).count() as u64,
         }
     }
@@ -480,9 +485,7 @@ impl Operator for MemoryStore {
     async fn failures(&self, consumer: &str, most: u32) -> Result<Vec<FailureRow>, StoreError> {
         let data = self.database.data();
         let Some(consumer) = data.consumers.get(consumer) else { return Ok(Vec::new()) };
-        let finished =
-            |row: &Row| row.row.reason == Reason::Retrying && data.claims.contains_key(&(row.consumer, row.row.id));
-        let rows = data.rows.values().filter(|row| row.consumer == *consumer && !finished(row));
+        let rows = data.rows.values().filter(|row| row.consumer == *consumer && !data.finished(row));
         Ok(rows.take(most as usize).map(|row| row.row.clone()).collect())
     }
 }

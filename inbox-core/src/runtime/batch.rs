@@ -64,6 +64,8 @@ pub(crate) struct RolledBack {
     pub(crate) fatal: Option<StoreError>,
     /// A claim waited too long for another transaction.
     pub(crate) busy: bool,
+    /// The kind of the store's own error: the database is in trouble, not just a statement of a handler.
+    pub(crate) store: Option<StoreErrorKind>,
 }
 
 impl RolledBack {
@@ -93,6 +95,7 @@ impl RolledBack {
             label,
             error: report(&error),
             busy: kind == StoreErrorKind::ClaimTimeout,
+            store: Some(kind),
             fatal: fatal.then_some(error),
         }
     }
@@ -231,10 +234,8 @@ impl<S: FailureStore> Engine<S> {
             }
             (Some(Claim::New | Claim::Duplicate), Plan::Handle(_) | Plan::Quarantine(..)) => Ok(Fate::Duplicate),
             // To take silence for a duplicate would lose the message.
-            (None, Plan::Handle(_) | Plan::Quarantine(..)) => {
-                Err(StoreError::new(StoreErrorKind::Unresolved, "claim")
-                    .context(format!("the store does not say what became of the claim of {}", item.id)))
-            }
+            (None, Plan::Handle(_) | Plan::Quarantine(..)) => Err(StoreError::new(StoreErrorKind::Unresolved, "claim")
+                .context(format!("the store does not say what became of the claim of {}", item.id))),
         }
     }
 
@@ -346,6 +347,7 @@ impl<S: FailureStore> Engine<S> {
                     error: failure.to_string(),
                     fatal: None,
                     busy: false,
+                    store: None,
                 }
             }
             (Halt::Aborted, _) => RolledBack {
@@ -358,6 +360,7 @@ impl<S: FailureStore> Engine<S> {
                 error: "the shutdown deadline passed".to_owned(),
                 fatal: None,
                 busy: false,
+                store: None,
             },
         }
     }

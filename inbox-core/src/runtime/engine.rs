@@ -196,12 +196,12 @@ impl<S: FailureStore> Engine<S> {
             Err(missing) => (id::stand_in(&message, &source), Some(missing)),
         };
         let plan = match (missing, self.routes.route(message.kind.as_deref())) {
+            (_, Route::Ignored) => return Intake::Ignored(Reason::Unrouted),
             (Some(missing), _) => match self.policies.missing_id {
                 Policy::Quarantine => Plan::Quarantine(Reason::MissingId, self.advise(missing)),
                 Policy::Ignore => return Intake::Ignored(Reason::MissingId),
             },
             (None, Route::Handler(at)) => Plan::Handle(at),
-            (None, Route::Ignored) => return Intake::Ignored(Reason::Unrouted),
             (None, Route::Unrouted) => match self.policies.unrouted {
                 Policy::Quarantine => Plan::Quarantine(Reason::Unrouted, self.unrouted(&message)),
                 Policy::Ignore => return Intake::Ignored(Reason::Unrouted),

@@ -263,6 +263,8 @@ impl<S: FailureStore> Lane<S> {
         }
         match end.blame {
             Blame::Message | Blame::Unpinned => self.outages = 0,
+            // A handler's own error about a database, while ours answers: its message waits, the lane goes on.
+            Blame::Infrastructure if end.store.is_none() => {}
             Blame::Infrastructure => {
                 self.engine.store_ok.store(false, Ordering::Relaxed);
                 self.outages = self.outages.saturating_add(1);
@@ -312,10 +314,13 @@ impl<S: FailureStore> Lane<S> {
                 unstable: item.unstable,
             });
             match decision {
-                Decision::Again => item.rollbacks += 1,
+                Decision::Again => item.rollbacks = item.rollbacks.saturating_add(1),
                 Decision::Alone => {
-                    item.rollbacks += 1;
+                    item.rollbacks = item.rollbacks.saturating_add(1);
                     item.alone = true;
+                    if end.pinned == Some(at) && matches!(end.blame, Blame::Infrastructure | Blame::Contention) {
+                        item.not_before = Some(Instant::now() + BUSY.wait(item.rollbacks, fastrand::f64()));
+                    }
                 }
                 Decision::CountAttempt => {
                     item.alone = true;
@@ -343,7 +348,7 @@ impl<S: FailureStore> Lane<S> {
                 engine.counters.attempts_failed.add(1);
                 item.failed(attempts);
                 tracing::warn!(message_id = %item.id, attempt = attempts, error, "an attempt failed");
-                if attempts >= engine.settings.max_attempts {
+                if attempts >= engine.settings.max_attempts && matches!(item.plan, Plan::Handle(_)) {
                     item.plan = Plan::Quarantine(Reason::MaxAttempts, error.to_owned());
                     item.not_before = None;
                     return;
@@ -365,9 +370,11 @@ impl<S: FailureStore> Lane<S> {
         }
     }
 
-    /// Gives a message back to the transport that was held too long, and the later ones of its key with it.
+    /// Gives a message back to the transport that was held too long, and the later ones of its key with it. What the
+    /// intake receives before they come again may still overtake: the bound is a last resort, until there is parking.
     fn release_with_followers(&mut self, place: usize) {
         let key = self.queue[place].key;
+        self.refill();
         for (at, item) in std::mem::take(&mut self.queue).into_iter().enumerate() {
             if at == place || (at > place && key.is_some() && item.key == key) {
                 self.give_back(*item, Verdict::Release("held_too_long"));

@@ -14,6 +14,7 @@ use std::{
     collections::HashSet,
     future::Future,
     panic::AssertUnwindSafe,
+    pin::pin,
     sync::{Arc, atomic::Ordering as Atomic},
     time::Duration,
 };
@@ -78,8 +79,16 @@ pub(crate) async fn run<S: FailureStore>(
     let stops = Stops::default();
     let abandon_on_drop = stops.abandon.clone().drop_guard();
     let intake_on_drop = stops.intake.clone().drop_guard();
+    let mut shutdown = pin!(shutdown);
     // Fails at once, with a clear error, when the schema or the credentials are wrong.
-    wait_for_store(&engine, &stops).await?;
+    let started = tokio::select! {
+        started = wait_for_store(&engine, &stops) => started.map(|()| true),
+        () = &mut shutdown => Ok(false),
+    };
+    if !matches!(started, Ok(true)) {
+        close(&*transport).await;
+        return started.map(drop);
+    }
     let (settler, queue) = mpsc::unbounded_channel();
     let settling = settle::run(Arc::clone(&engine), Arc::clone(&transport), queue);
     let settling = spawn(watched(stops.clone(), "the settler", settling));
@@ -104,7 +113,7 @@ pub(crate) async fn run<S: FailureStore>(
     // A task of its own: what it has received reaches a lane or is dropped, also when `run` is.
     let intake = spawn(watched(stops.clone(), "the intake", intake.run()));
     tokio::select! {
-        () = shutdown => {}
+        () = &mut shutdown => {}
         () = stops.intake.cancelled() => {}
     }
     stops.intake.cancel();
@@ -116,11 +125,15 @@ pub(crate) async fn run<S: FailureStore>(
         drop(tokio::time::timeout(CLOSING, lanes.wait()).await);
     }
     drop(tokio::time::timeout(CLOSING, settling).await);
+    close(&*transport).await;
+    drop((abandon_on_drop, intake_on_drop));
+    stops.failure().map_or(Ok(()), Err)
+}
+
+async fn close(transport: &dyn Transport) {
     if let Err(error) = transport.close(CLOSING).await {
         tracing::warn!(error = %report(&error), "the transport was not closed in time; nothing is lost by it");
     }
-    drop((abandon_on_drop, intake_on_drop));
-    stops.failure().map_or(Ok(()), Err)
 }
 
 /// Ends the run loudly when a part of it panics: without it, messages would wait for ever.

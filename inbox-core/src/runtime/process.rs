@@ -12,6 +12,7 @@ use crate::{
     failure_store::{FailureStore, Reason},
     inbox::InboxError,
     message::Message,
+    store::Blame,
     transport::Source,
 };
 
@@ -73,7 +74,11 @@ pub(crate) async fn process<S: FailureStore>(engine: Arc<Engine<S>>, message: Me
             },
             Decision::Quarantine(reason) => item.plan = Plan::Quarantine(reason, end.error),
             Decision::Again | Decision::Alone => {
-                let kind = if end.busy { StoreErrorKind::ClaimTimeout } else { StoreErrorKind::Unavailable };
+                let kind = match (end.store, end.blame) {
+                    (Some(kind), _) => kind,
+                    (None, Blame::Contention) => StoreErrorKind::Contention,
+                    (None, Blame::Infrastructure | Blame::Message | Blame::Unpinned) => StoreErrorKind::Unavailable,
+                };
                 return Err(InboxError::Store(StoreError::new(kind, "process").context(end.error)));
             }
         }

@@ -14,7 +14,8 @@ use crate::support::{Topic, broker, collect_logs};
 #[tokio::test]
 async fn a_port_where_nobody_listens() {
     let started = Instant::now();
-    let error = inbox_kafka::connect("kafka://127.0.0.1:9/t?group=g&connect_timeout=2s").await.expect_err("nobody there");
+    let error =
+        inbox_kafka::connect("kafka://127.0.0.1:9/t?group=g&connect_timeout=2s").await.expect_err("nobody there");
     assert_eq!(error.kind(), TransportErrorKind::Unavailable);
     let text = report(&error);
     assert!(text.contains("127.0.0.1:9"), "{text}");
@@ -42,7 +43,9 @@ async fn a_topic_that_does_not_exist() {
 
 #[tokio::test]
 async fn a_url_that_is_wrong() {
-    for (query, expected) in [("group=g&grop=1", "`grop`"), ("", "`group` is missing"), ("group=g&kafka.nonsense=1", "`nonsense`")] {
+    for (query, expected) in
+        [("group=g&grop=1", "`grop`"), ("", "`group` is missing"), ("group=g&kafka.nonsense=1", "`nonsense`")]
+    {
         let error = inbox_kafka::connect(&format!("{}/t?{query}", broker())).await.expect_err("wrong");
         assert_eq!(error.kind(), TransportErrorKind::InvalidConfig);
         assert!(report(&error).contains(expected), "{}", report(&error));
@@ -55,8 +58,12 @@ async fn a_url_that_is_wrong() {
 async fn provisioning_twice_is_fine() {
     let topic = Topic::new(3).await;
     inbox_kafka::provision(&topic.url("partitions=5")).await.expect("exists");
-    let error = inbox_kafka::provision(&topic.url("partitions=1").replace(&topic.name, &format!("{}-b", topic.name))
-        .replace("partitions=1", "partitions=1&replication=7"))
+    let error = inbox_kafka::provision(
+        &topic
+            .url("partitions=1")
+            .replace(&topic.name, &format!("{}-b", topic.name))
+            .replace("partitions=1", "partitions=1&replication=7"),
+    )
     .await
     .expect_err("one broker has no seven replicas");
     assert_eq!(error.kind(), TransportErrorKind::InvalidConfig, "{}", report(&error));

@@ -37,7 +37,9 @@ async fn t01_t02_what_is_published_comes_as_it_was() {
     assert_eq!((&*source.name, source.coordinates.as_deref()), (topic.name.as_str(), Some("0/0")));
     assert_eq!((deliveries[0].partition, deliveries[0].delivery_count, deliveries[0].suspect), (Some(0), None, false));
     let got = &deliveries[1].message;
-    assert!(got.body.is_empty() && got.id.is_none() && got.kind.is_none() && got.key.is_none() && got.headers.is_empty());
+    assert!(
+        got.body.is_empty() && got.id.is_none() && got.kind.is_none() && got.key.is_none() && got.headers.is_empty()
+    );
     assert!(got.produced_at.is_some(), "the client's clock");
     assert_eq!(deliveries[1].source.coordinates.as_deref(), Some("0/1"));
 }

@@ -272,7 +272,29 @@ async fn two_processes_with_one_instance_name() {
     };
     assert_eq!(error.kind(), TransportErrorKind::InvalidConfig, "{}", inbox_core::report(&error));
     assert!(inbox_core::report(&error).contains("fenced"), "{}", inbox_core::report(&error));
-    assert!(held[0].receipt.session().is_lost(), "somebody else owns it");
+    let lost = tokio::time::timeout(Duration::from_secs(10), held[0].receipt.session().lost()).await;
+    lost.expect("somebody else owns it");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_whose_members_share_in_another_way() {
+    let topic = Topic::new(2).await;
+    let range: BaseConsumer = ClientConfig::new()
+        .set("bootstrap.servers", crate::support::hosts())
+        .set("group.id", format!("{}-g", topic.name))
+        .set("partition.assignment.strategy", "range")
+        .create()
+        .expect("a consumer");
+    range.subscribe(&[&topic.name]).expect("subscribed");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while range.assignment().expect("an assignment").count() == 0 {
+        assert!(Instant::now() < deadline);
+        drop(range.poll(Duration::from_millis(100)));
+    }
+    let ours = topic.member("").await;
+    let error = tokio::time::timeout(Duration::from_secs(20), ours.receive(at_most(1))).await;
+    let error = error.expect("in time").expect_err("cannot join");
+    assert_eq!(error.kind(), TransportErrorKind::InvalidConfig, "{}", inbox_core::report(&error));
 }
 
 #[tokio::test]

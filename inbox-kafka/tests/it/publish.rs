@@ -77,8 +77,7 @@ async fn t11_only_the_message_that_is_too_large_fails() {
 async fn the_brokers_limit_is_said_as_too_large() {
     let topic = Topic::new(1).await;
     // The client would let it pass, the broker does not.
-    let publisher =
-        inbox_kafka::publisher(&topic.url("kafka.message.max.bytes=5000000")).await.expect("a publisher");
+    let publisher = inbox_kafka::publisher(&topic.url("kafka.message.max.bytes=5000000")).await.expect("a publisher");
     let large = Message::new(Bytes::from(vec![0; 2_000_000]));
     let error = publisher.publish(vec![large]).await.remove(0).expect_err("too large");
     assert_eq!(error.kind(), TransportErrorKind::TooLarge, "{}", inbox_core::report(&error));
@@ -93,4 +92,26 @@ async fn more_than_the_clients_queue_holds() {
         result.expect("published");
     }
     assert_eq!(topic.count().await, 20_000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fatal_error_of_the_client_is_survived() {
+    use rdkafka::{
+        mocking::MockCluster,
+        producer::DefaultProducerContext,
+        types::{RDKafkaApiKey, RDKafkaRespErr},
+    };
+    let cluster: MockCluster<'_, DefaultProducerContext> = MockCluster::new(1).expect("a mock cluster");
+    cluster.create_topic("t", 1, 1).expect("a topic");
+    let url = format!("kafka://{}/t", cluster.bootstrap_servers());
+    let publisher = inbox_kafka::publisher(&url).await.expect("a publisher");
+    publisher.publish(vec![numbered(0, 1)]).await.remove(0).expect("published");
+    let error = RDKafkaRespErr::RD_KAFKA_RESP_ERR_OUT_OF_ORDER_SEQUENCE_NUMBER;
+    cluster.request_errors(RDKafkaApiKey::Produce, &[error; 1]);
+    publisher.publish(vec![numbered(1, 1)]).await.remove(0).expect_err("out of order");
+    // The client may not have told its fatal error yet.
+    if let Err(error) = publisher.publish(vec![numbered(2, 1)]).await.remove(0) {
+        assert_eq!(error.kind(), TransportErrorKind::Unavailable, "{}", inbox_core::report(&error));
+        publisher.publish(vec![numbered(2, 1)]).await.remove(0).expect("published by a new client");
+    }
 }

@@ -31,7 +31,9 @@ pub(crate) struct Topic {
 impl Topic {
     pub(crate) async fn new(partitions: u32) -> Self {
         let topic = Self { name: format!("it-{}", uuid::Uuid::now_v7().simple()) };
-        inbox_kafka::provision(&format!("{}/{}?partitions={partitions}", broker(), topic.name)).await.expect("provisioned");
+        inbox_kafka::provision(&format!("{}/{}?partitions={partitions}", broker(), topic.name))
+            .await
+            .expect("provisioned");
         topic
     }
 

@@ -26,9 +26,7 @@ fn transact(topic: &str, transactions: u32, size: u32, aborts: impl Fn(u32) -> b
         producer.begin_transaction().expect("begun");
         for at in 0..size {
             let n = transaction * size + at;
-            producer
-                .send(BaseRecord::to(topic).key(&format!("k{}", n % 7)).payload(&n.to_string()))
-                .expect("enqueued");
+            producer.send(BaseRecord::to(topic).key(&format!("k{}", n % 7)).payload(&n.to_string())).expect("enqueued");
             if !aborts(transaction) {
                 committed.push(n);
             }

@@ -93,3 +93,62 @@ async fn the_store_works_on_after_an_escape() {
         assert_eq!(store.counts(consumer).await.expect("counts").claims, 0);
     }
 }
+
+#[tokio::test]
+async fn a_forgotten_nested_transaction_commits_nothing_and_stops_the_consumer() {
+    async fn forget(text: String, tx: &mut SqliteTransaction<'_>) -> Result<(), HandlerError> {
+        sqlx::query("INSERT INTO effects (text) VALUES (?1)").bind(&text).execute(&mut **tx).await?;
+        if text == "2" {
+            std::mem::forget(sqlx::Acquire::begin(&mut *tx).await?);
+        }
+        Ok(())
+    }
+    let (_dir, pool, store) = database().await;
+    let broker = MemoryBroker::default();
+    let messages = (1..=3).map(|n| Message::new(format!("\"{n}\"").into()).id(format!("id-{n}")).kind("k"));
+    for done in inbox_core::Publisher::publish(&broker.publisher("t"), messages.collect()).await {
+        done.expect("published");
+    }
+    let ended = Inbox::new("c", broker.transport("t", "g"), store.clone())
+        .on("k", forget)
+        .lanes(1)
+        .run_until_idle(Duration::from_millis(300))
+        .await;
+    assert!(ended.is_err(), "the consumer must stop loudly");
+    let effects: i64 = sqlx::query_scalar("SELECT count(*) FROM effects").fetch_one(&pool).await.expect("reads");
+    assert_eq!(u64::try_from(effects).expect("a count"), store.counts_of("c").await.expect("counts").claims);
+    assert!(broker.backlog("t", "g") > 0, "nothing is acknowledged that is not there");
+}
+
+#[tokio::test]
+async fn a_kept_copy_has_its_content_though_its_attempts_were_counted_before() {
+    use inbox_core::{
+        Candidate, InboxStore, Limits, Source,
+        failure_store::{Failure, FailureStore, Reason},
+    };
+    let (_dir, _pool, store) = database().await;
+    let consumer = store.register("c").await.expect("registers");
+    let id = inbox_core::MessageId::from_uuid(uuid::Uuid::from_u128(7));
+    let failure = |reason| Failure {
+        id,
+        fingerprint: 2,
+        reason,
+        error: "why".into(),
+        message: Message::new("the second content".into()),
+        source: Source::new("t"),
+    };
+    store.record_attempt(consumer, &failure(Reason::Retrying)).await.expect("counts");
+    let mut tx = store.begin(&Limits::default()).await.expect("begins");
+    let first = Candidate { id, fingerprint: 1, time: None };
+    let mut claims = store.claim(&mut tx, consumer, &[first]).await.expect("claims");
+    claims.done(id);
+    store.commit(tx, claims).await.expect("commits");
+    let mut tx = store.begin(&Limits::default()).await.expect("begins");
+    let second = Candidate { fingerprint: 2, ..first };
+    let claims = store.claim(&mut tx, consumer, &[second]).await.expect("claims");
+    store.keep(&mut tx, consumer, &failure(Reason::IdConflict)).await.expect("keeps");
+    store.commit(tx, claims).await.expect("commits");
+    let rows = store.failures("c", 10).await.expect("reads");
+    assert_eq!(rows.len(), 1);
+    assert_eq!((rows[0].reason, rows[0].body.as_deref()), (Reason::IdConflict, Some(&b"the second content"[..])));
+}
