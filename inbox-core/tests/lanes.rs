@@ -1,5 +1,7 @@
 //! What one message may not do to the others of its lane, and what shutdown does at the start.
 
+#![allow(clippy::disallowed_methods, reason = "a test spawns what it likes")]
+
 use std::time::Duration;
 
 use inbox_core::{
