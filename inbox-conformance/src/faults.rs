@@ -19,7 +19,9 @@ use inbox_core::{
     failure_store::{Failure, FailureStore},
 };
 
-/// Hands over the first `first` deliveries in one answer, so that a batch has a known content.
+/// Hands over the first `first` deliveries in one answer and in the order of their ids, so that a batch is the same on
+/// every broker, whatever its partitions made of it. Ids are UUIDv7: this is the order in which they were made, which
+/// within one key is that of publishing.
 pub(crate) struct Gathered {
     inner: Arc<dyn Transport>,
     first: usize,
@@ -48,7 +50,8 @@ impl Transport for Gathered {
                 None => 0,
             };
             if missing == 0 {
-                if let Some(held) = self.held().take() {
+                if let Some(mut held) = self.held().take() {
+                    held.sort_by(|a, b| id_of(a).cmp(&id_of(b)));
                     return Ok(held);
                 }
                 return self.inner.receive(capacity).await;
@@ -75,6 +78,10 @@ impl Transport for Gathered {
         drop(self.held().take());
         self.inner.close(deadline).await
     }
+}
+
+fn id_of(delivery: &Delivery) -> Option<&[u8]> {
+    delivery.message.id.as_ref().map(|id| &id.as_bytes()[..])
 }
 
 /// Loses every acknowledgement: between COMMIT and ack, the process might as well be dead.

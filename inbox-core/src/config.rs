@@ -73,6 +73,12 @@ impl TransportUrl {
             },
             None => ("", before_query),
         };
+        // The rest of a password that was not encoded would be taken for a path or a key, and be shown.
+        if !authority.is_empty() && rest[authority.len() + 2..].contains('@') {
+            return Err(invalid(
+                "an `@` stands behind the host; percent-encode `/`, `?`, `#` and `@` in user and password",
+            ));
+        }
         let (login, hosts) = match authority.rsplit_once('@') {
             Some((login, hosts)) => (Some(login), hosts),
             None => (None, authority),

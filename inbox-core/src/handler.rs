@@ -46,16 +46,19 @@ pub trait Handler<E, Tx>: Send + Sync + 'static {
     note = "closures must not capture: use `.on_with(state, kind, handler)` or implement `Handler` for a struct"
 )]
 pub trait HandlerFn<'a, E, Tx: 'a>: Send + Sync {
-    /// The function's future.
-    type Future: Future<Output = Result<(), HandlerError>> + Send + 'a;
+    /// The function's future. That it is `Send` is asked for where the function is used: so the compiler names the value
+    /// that is not.
+    type Future: Future<Output = Result<(), HandlerError>> + 'a;
     /// Calls the function.
     fn call(&self, event: E, tx: &'a mut Tx) -> Self::Future;
 }
 
+// Where a signature is wrong the compiler says so; where it only finds some bound unmet it names the trait instead.
+#[diagnostic::do_not_recommend]
 impl<'a, E, Tx: 'a, F, Fut> HandlerFn<'a, E, Tx> for F
 where
     F: Fn(E, &'a mut Tx) -> Fut + Send + Sync,
-    Fut: Future<Output = Result<(), HandlerError>> + Send + 'a,
+    Fut: Future<Output = Result<(), HandlerError>> + 'a,
 {
     type Future = Fut;
     fn call(&self, event: E, tx: &'a mut Tx) -> Fut {
@@ -65,7 +68,7 @@ where
 
 impl<E: Send + 'static, Tx: 'static, F> Handler<E, Tx> for F
 where
-    F: for<'a> HandlerFn<'a, E, Tx> + 'static,
+    F: for<'a> HandlerFn<'a, E, Tx, Future: Send> + 'static,
 {
     fn handle<'a>(&'a self, event: E, tx: &'a mut Tx) -> impl Future<Output = Result<(), HandlerError>> + Send + 'a {
         self.call(event, tx)
@@ -73,17 +76,25 @@ where
 }
 
 /// An async function with shared state before its event; never named by users.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a handler of `{E}` with the state `{S}` for this store",
+    label = "not a handler with state",
+    note = "a handler with state is `async fn(state: S, event: E, tx: &mut Tx) -> Result<(), HandlerError>`, where `Tx` is \
+            the transaction of the store and `E` is `Deserialize`, `Message<_>` or `Raw`",
+    note = "closures must not capture: put what they need into the state"
+)]
 pub trait StatefulFn<'a, S, E, Tx: 'a>: Send + Sync {
     /// The function's future.
-    type Future: Future<Output = Result<(), HandlerError>> + Send + 'a;
+    type Future: Future<Output = Result<(), HandlerError>> + 'a;
     /// Calls the function.
     fn call(&self, state: S, event: E, tx: &'a mut Tx) -> Self::Future;
 }
 
+#[diagnostic::do_not_recommend]
 impl<'a, S, E, Tx: 'a, F, Fut> StatefulFn<'a, S, E, Tx> for F
 where
     F: Fn(S, E, &'a mut Tx) -> Fut + Send + Sync,
-    Fut: Future<Output = Result<(), HandlerError>> + Send + 'a,
+    Fut: Future<Output = Result<(), HandlerError>> + 'a,
 {
     type Future = Fut;
     fn call(&self, state: S, event: E, tx: &'a mut Tx) -> Fut {
@@ -112,7 +123,7 @@ where
     S: Clone + Send + Sync + 'static,
     E: Send + 'static,
     Tx: 'static,
-    F: for<'a> StatefulFn<'a, S, E, Tx> + 'static,
+    F: for<'a> StatefulFn<'a, S, E, Tx, Future: Send> + 'static,
 {
     fn call<'a>(&'a self, event: E, tx: &'a mut Tx) -> impl Future<Output = Result<(), HandlerError>> + Send + 'a {
         self.1.call(self.0.clone(), event, tx)

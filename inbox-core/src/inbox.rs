@@ -124,6 +124,9 @@ impl From<TransportError> for InboxError {
     }
 }
 
+/// No setting is a longer time: clocks overflow far behind it, and a message that is held for a year is lost on people.
+const LONGEST: Duration = Duration::from_secs(365 * 86_400);
+
 /// Collects handlers and settings; made by [`Inbox::new`].
 #[must_use = "an inbox does nothing before `run`"]
 pub struct InboxBuilder<S: FailureStore> {
@@ -170,7 +173,7 @@ impl<S: FailureStore> InboxBuilder<S> {
     where
         T: Clone + Send + Sync + 'static,
         E: FromMessage,
-        F: for<'a> StatefulFn<'a, T, E, S::Tx> + 'static,
+        F: for<'a> StatefulFn<'a, T, E, S::Tx, Future: Send> + 'static,
     {
         self.routes.add::<E>(Some(kind.into()), WithState(state, handler));
         self
@@ -264,6 +267,19 @@ impl<S: FailureStore> InboxBuilder<S> {
         ] {
             if value < least || value > most {
                 return config(format!("`{setting}` is {value}; accepted: {least} to {most}"));
+            }
+        }
+        for (setting, value) in [
+            ("handler_timeout", settings.handler_timeout),
+            ("max_batch_time", settings.max_batch_time),
+            ("max_hold", settings.max_hold),
+            ("claim_wait", settings.claim_wait),
+            ("shutdown_timeout", settings.shutdown_timeout),
+            ("start_timeout", settings.start_timeout),
+            ("backoff.most", settings.backoff.most),
+        ] {
+            if value > LONGEST {
+                return config(format!("`{setting}` is {value:?}; accepted: up to {LONGEST:?}"));
             }
         }
         for (setting, value) in [
@@ -471,5 +487,6 @@ impl<S: FailureStore> See for View<S> {
     }
     fn pause(&self, paused: bool) {
         self.engine.paused.store(paused, Atomic::Release);
+        self.engine.pause.notify_one();
     }
 }

@@ -9,7 +9,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use tokio::{sync::OnceCell, time::Instant};
+use tokio::{
+    sync::{Notify, OnceCell},
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{bound::Permit, numbers::Counters};
@@ -35,6 +38,8 @@ pub(crate) struct Engine<S: FailureStore> {
     /// Commits of this process, by which it is told whether a failing database fails for everybody.
     pub(crate) commits: AtomicU64,
     pub(crate) paused: AtomicBool,
+    /// Wakes the receive loop when `paused` changes.
+    pub(crate) pause: Notify,
     pub(crate) connected: AtomicBool,
     pub(crate) store_ok: AtomicBool,
     consumer: OnceCell<ConsumerId>,
@@ -166,6 +171,7 @@ impl<S: FailureStore> Engine<S> {
             policies,
             commits: AtomicU64::new(0),
             paused: AtomicBool::new(false),
+            pause: Notify::new(),
             connected: AtomicBool::new(true),
             store_ok: AtomicBool::new(true),
             consumer: OnceCell::new(),

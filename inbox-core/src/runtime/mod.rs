@@ -191,12 +191,17 @@ impl<S: FailureStore> Feed<S> {
                 capacity = self.bound.room() => capacity,
             };
             if self.engine.paused.load(Atomic::Acquire) {
-                self.rest(Duration::from_millis(20)).await;
+                tokio::select! {
+                    () = self.engine.pause.notified() => {}
+                    () = self.stops.intake.cancelled() => {}
+                }
                 continue;
             }
             let received = tokio::select! {
                 biased;
                 () = self.stops.intake.cancelled() => break,
+                // `receive` loses nothing when it is dropped.
+                () = self.engine.pause.notified() => continue,
                 received = self.transport.receive(capacity) => received,
             };
             self.engine.connected.store(self.transport.connected(), Atomic::Release);

@@ -17,6 +17,9 @@ pub(crate) enum Step {
     Tidy,
     /// All tests of all crates.
     Tests,
+    /// The compiler's words about common mistakes. Apart from the other tests: with all features its own build of
+    /// everything takes minutes and says the same.
+    CompileFail,
     /// Documentation builds without a warning.
     Doc,
     /// The README's program runs.
@@ -75,6 +78,7 @@ impl Step {
             Self::Clippy => "clippy",
             Self::Tidy => "tidy",
             Self::Tests => "tests",
+            Self::CompileFail => "compile-fail",
             Self::Doc => "doc",
             Self::Quickstart => "quickstart",
             Self::Chaos => "chaos",
@@ -94,7 +98,7 @@ impl Step {
 
     /// Whether a quick run has it: the rest takes minutes and seldom finds what these do not.
     pub(crate) fn is_quick(self) -> bool {
-        !matches!(self, Self::Doc | Self::Chaos | Self::ChaosServers)
+        !matches!(self, Self::CompileFail | Self::Doc | Self::Chaos | Self::ChaosServers)
     }
 
     /// What it does.
@@ -113,6 +117,7 @@ impl Step {
                 // One failing program must not hide what the others would say.
                 ..Invocation::of(&["test", "--workspace", "--all-features", "--no-fail-fast"])
             }),
+            Self::CompileFail => one(Invocation::of(&["test", "-p", "inbox-rs", "--test", "compile_fail"])),
             Self::Doc => one(Invocation {
                 variables: &[("RUSTDOCFLAGS", "-D warnings")],
                 ..Invocation::of(&["doc", "--workspace", "--no-deps", "--all-features"])
