@@ -86,7 +86,7 @@ impl<T: Send + 'static> InFlight<T> {
             .collect()
     }
 
-    /// Takes the deliveries whose receipts were dropped unsettled, in the order in which they went out. Those of lost
+    /// Takes the deliveries whose receipts were dropped unsettled, in the order in which they were dropped. Those of lost
     /// sessions are not among them: the broker hands them over again by itself.
     #[must_use]
     pub fn take_dropped(&self) -> Vec<T> {
