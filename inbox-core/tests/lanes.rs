@@ -75,3 +75,20 @@ async fn an_ignored_kind_needs_no_id() {
     let outcome = inbox.process(Message::new("1".into()).kind("noise")).await.expect("processes");
     assert!(matches!(outcome, Outcome::Ignored(_)), "{outcome:?}");
 }
+
+/// A store that is late is not an idle queue.
+#[tokio::test(start_paused = true)]
+async fn run_until_idle_waits_for_the_store() {
+    let (broker, store) = (MemoryBroker::default(), MemoryStore::default());
+    let message = Message::new("\"1\"".into()).id("id-1").kind("k");
+    for done in broker.publisher("t").publish(vec![message]).await {
+        done.expect("published");
+    }
+    store.faults().fail_begins(5);
+    Inbox::new("c", broker.transport("t", "g"), store.clone())
+        .on("k", Picky(|| MemoryError::Unavailable))
+        .run_until_idle(Duration::from_millis(10))
+        .await
+        .expect("runs");
+    assert_eq!(store.log("effects"), ["1"]);
+}

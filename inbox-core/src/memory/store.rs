@@ -75,7 +75,7 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// The next `n` calls of `begin` fail with `Unavailable`.
+    /// The next `n` calls of `begin` or `register` fail with `Unavailable`.
     pub fn fail_begins(&self, n: u32) {
         self.database.data().faults.begins += n;
     }
@@ -320,6 +320,10 @@ impl InboxStore for MemoryStore {
 
     async fn register(&self, consumer: &str) -> Result<ConsumerId, StoreError> {
         let mut data = self.database.data();
+        if let Some(left) = data.faults.begins.checked_sub(1) {
+            data.faults.begins = left;
+            return Err(error(StoreErrorKind::Unavailable, "register").source(MemoryError::Unavailable));
+        }
         let next = i32::try_from(data.consumers.len() + 1)
             .map_err(|source| error(StoreErrorKind::Unexpected, "register").source(source))?;
         Ok(*data.consumers.entry(consumer.to_owned()).or_insert(ConsumerId(next)))

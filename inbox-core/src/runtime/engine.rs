@@ -37,6 +37,8 @@ pub(crate) struct Engine<S: FailureStore> {
     pub(crate) counters: Counters,
     /// Commits of this process, by which it is told whether a failing database fails for everybody.
     pub(crate) commits: AtomicU64,
+    /// The receive loop has begun.
+    pub(crate) receiving: AtomicBool,
     pub(crate) paused: AtomicBool,
     /// Wakes the receive loop when `paused` changes.
     pub(crate) pause: Notify,
@@ -170,6 +172,7 @@ impl<S: FailureStore> Engine<S> {
             settings,
             policies,
             commits: AtomicU64::new(0),
+            receiving: AtomicBool::new(false),
             paused: AtomicBool::new(false),
             pause: Notify::new(),
             connected: AtomicBool::new(true),

@@ -183,6 +183,7 @@ struct Feed<S: FailureStore> {
 impl<S: FailureStore> Feed<S> {
     async fn run(mut self) {
         let _watchers: DropGuard = self.over.clone().drop_guard();
+        self.engine.receiving.store(true, Atomic::Release);
         let mut failures = 0;
         loop {
             let capacity = tokio::select! {
@@ -286,7 +287,8 @@ pub(crate) async fn until_idle<S: FailureStore>(engine: &Engine<S>, bound: &Boun
     loop {
         tokio::time::sleep(Duration::from_millis(5).min(idle)).await;
         let received = engine.counters.received.get();
-        if received != seen || bound.messages() > 0 {
+        // What has not begun is not idle: the store may still be awaited.
+        if !engine.receiving.load(Atomic::Acquire) || received != seen || bound.messages() > 0 {
             (seen, since) = (received, Instant::now());
         } else if since.elapsed() >= idle {
             return;
