@@ -1,6 +1,6 @@
 //! What a store is made from: a URL or the user's pool, and a few settings. No I/O but in [`PgConfig::connect`].
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{collections::HashSet, fmt, str::FromStr, time::Duration};
 
 use inbox_core::{StoreError, StoreErrorKind};
 use sqlx::{PgPool, postgres::PgConnectOptions};
@@ -63,6 +63,17 @@ impl PgConfig {
         let parsed = Url::parse(url).map_err(|source| invalid("not a URL").source(source))?;
         if !matches!(parsed.scheme(), "postgres" | "postgresql") {
             return Err(invalid(format!("the scheme is `{}`; accepted: `postgres`, `postgresql`", parsed.scheme())));
+        }
+        // The rest of a password that was not encoded would be taken for a database or a key, and be shown.
+        let behind = url.split_once("://").and_then(|(_, rest)| rest.find(['/', '?', '#']).map(|at| &rest[at..]));
+        if behind.is_some_and(|behind| behind.contains('@')) {
+            return Err(invalid(
+                "an `@` stands behind the host; percent-encode `/`, `?`, `#` and `@` in user and password",
+            ));
+        }
+        let mut keys = HashSet::new();
+        if let Some((key, _)) = parsed.query_pairs().find(|(key, _)| !keys.insert(key.clone().into_owned())) {
+            return Err(invalid(format!("`{key}` stands there twice")));
         }
         let unknown = |key: &str| !KEYS.contains(&key) && !key.starts_with("options[");
         if let Some((key, _)) = parsed.query_pairs().find(|(key, _)| unknown(key)) {

@@ -285,7 +285,6 @@ mod postgres {
     }
 
     #[tokio::test]
-    #[ignore = "known: `PgConfig::url` takes a repeated key, the last one wins"]
     async fn a_key_that_stands_there_twice() {
         let (kind, text) = refused("postgres://me@host/orders?sslmode=require&sslmode=disable").await;
         assert_eq!(kind, StoreErrorKind::InvalidConfig, "{text}");
