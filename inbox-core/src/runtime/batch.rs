@@ -155,7 +155,6 @@ impl<S: FailureStore> Engine<S> {
         match self.store.commit(tx, claims).await {
             Ok(()) => {
                 self.committed();
-                self.counters.commits.add(1);
                 self.counters.batch(items.len(), began.elapsed().as_secs_f64());
                 BatchEnd::Committed(Committed { fates: progress.fates, handlers })
             }

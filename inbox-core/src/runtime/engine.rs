@@ -4,7 +4,7 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::{Duration, SystemTime},
 };
@@ -35,8 +35,6 @@ pub(crate) struct Engine<S: FailureStore> {
     pub(crate) settings: Settings,
     pub(crate) policies: Policies,
     pub(crate) counters: Counters,
-    /// Commits of this process, by which it is told whether a failing database fails for everybody.
-    pub(crate) commits: AtomicU64,
     /// The receive loop has begun.
     pub(crate) receiving: AtomicBool,
     pub(crate) paused: AtomicBool,
@@ -171,7 +169,6 @@ impl<S: FailureStore> Engine<S> {
             routes,
             settings,
             policies,
-            commits: AtomicU64::new(0),
             receiving: AtomicBool::new(false),
             paused: AtomicBool::new(false),
             pause: Notify::new(),
@@ -261,7 +258,7 @@ impl<S: FailureStore> Engine<S> {
     }
 
     pub(crate) fn committed(&self) {
-        self.commits.fetch_add(1, Ordering::Relaxed);
+        self.counters.commits.add(1);
         self.store_ok.store(true, Ordering::Relaxed);
     }
 }

@@ -295,7 +295,8 @@ impl<S: FailureStore> Lane<S> {
     /// Notes for each message of a transaction what its end means for it; the place of the one whose failure counts.
     fn judge(&mut self, selection: &Selection, end: &RolledBack) -> Option<usize> {
         let alone = selection.batch.len() == 1;
-        let commits = self.engine.commits.load(Ordering::Relaxed);
+        // By these it is told whether a failing database fails for everybody.
+        let commits = self.engine.counters.commits.get();
         let mut failed = None;
         for (at, place) in selection.batch.iter().enumerate().take(end.reached) {
             let item = &mut self.queue[*place];
