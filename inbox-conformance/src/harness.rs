@@ -35,6 +35,12 @@ pub trait TransportSubject: Send + Sync + 'static {
         false
     }
 
+    /// Whether the server that is tested against keeps the order of a key when a consumer dies. One that stands in for a
+    /// real one may hand later messages on before those of the dead consumer come again.
+    fn keeps_order_after_a_crash(&self) -> bool {
+        true
+    }
+
     /// A topic that nobody else uses, empty, and a group that has read nothing of it.
     ///
     /// # Errors
@@ -84,8 +90,9 @@ pub type Tx<S> = <<S as StoreSubject>::Store as InboxStore>::Tx;
 ///
 /// Effects are rows of a table of the subject's own: a scope, a text, and a number in the order of insertion.
 pub trait StoreSubject: Send + Sync + 'static {
-    /// The store.
-    type Store: FailureStore + Maintenance + Operator;
+    /// The store. With the claim path alone it is tested by [`Suite::claim_path`](crate::Suite::claim_path); the other
+    /// cases need a [`FullStoreSubject`].
+    type Store: InboxStore;
 
     /// The name in the labels of cases, e.g. `postgres`.
     fn name(&self) -> &str;
@@ -118,6 +125,11 @@ pub trait StoreSubject: Send + Sync + 'static {
     /// `ROLLBACK`, sent as SQL.
     fn raw_rollback(&self, tx: &mut Tx<Self>) -> impl Future<Output = Result<(), HandlerError>> + Send;
 }
+
+/// A subject whose store has all of the contract, so that an inbox can run on it. Implemented for every such subject.
+pub trait FullStoreSubject: StoreSubject<Store: FailureStore + Maintenance + Operator> {}
+
+impl<S: StoreSubject<Store: FailureStore + Maintenance + Operator>> FullStoreSubject for S {}
 
 /// What a store may lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,6 +164,12 @@ pub enum Need {
     StatementsAbort,
     /// Two transactions can be open at once.
     ConcurrentTransactions,
+    /// The store remembers failures.
+    FailureStore,
+    /// The store makes and counts its tables.
+    Maintenance,
+    /// The store shows itself to people.
+    Operator,
 }
 
 impl Need {
@@ -164,10 +182,11 @@ impl Need {
             Self::ExclusiveKeys => capabilities.ordering != Ordering::None && capabilities.exclusive_keys,
             Self::BreakSessions => transport.can_break_sessions(),
             Self::RawTransactionControl | Self::StatementsAbort | Self::ConcurrentTransactions => true,
+            Self::FailureStore | Self::Maintenance | Self::Operator => true,
         }
     }
 
-    /// Whether a store of these features has it; `true` for needs that are not a store's.
+    /// Whether a store of these features has it; `true` for needs that are not a store's, or that its type says.
     #[must_use]
     pub fn met_by_store(self, features: StoreFeatures) -> bool {
         match self {
@@ -175,6 +194,7 @@ impl Need {
             Self::StatementsAbort => features.statements_abort,
             Self::ConcurrentTransactions => features.concurrent,
             Self::Ordering | Self::ExclusiveKeys | Self::BreakSessions => true,
+            Self::FailureStore | Self::Maintenance | Self::Operator => true,
         }
     }
 }
@@ -188,6 +208,9 @@ impl fmt::Display for Need {
             Self::RawTransactionControl => "raw_transaction_control",
             Self::StatementsAbort => "statements_abort",
             Self::ConcurrentTransactions => "concurrent_transactions",
+            Self::FailureStore => "failure_store",
+            Self::Maintenance => "maintenance",
+            Self::Operator => "operator",
         })
     }
 }

@@ -19,6 +19,8 @@
 //! after a deadline with what it waited for. A case that a subject cannot support is listed as ignored, with what is
 //! missing in its label. A server that is expected and not there is a failure: say so by returning an error.
 //!
+//! A store that has the claim path alone (`InboxStore`) runs its cases by [`Suite::claim_path`].
+//!
 //! [`saboteur`] holds wrong transports and stores, each of which a named case must catch.
 
 #![allow(
@@ -39,6 +41,6 @@ mod suite;
 mod transport_cases;
 
 pub use crate::{
-    harness::{CaseResult, Link, Need, StoreFeatures, StoreSubject, TransportSubject, Tx},
-    suite::{Case, Pair, Suite, end_to_end_cases, store_cases, transport_cases},
+    harness::{CaseResult, FullStoreSubject, Link, Need, StoreFeatures, StoreSubject, TransportSubject, Tx},
+    suite::{Case, Pair, Suite, claim_path_cases, end_to_end_cases, store_cases, transport_cases},
 };

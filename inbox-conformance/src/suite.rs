@@ -5,7 +5,10 @@ use std::{fmt, future::Future, pin::Pin, process::ExitCode, sync::Arc, time::Dur
 use inbox_core::BoxError;
 use libtest_mimic::{Arguments, Completion, Trial};
 
-use crate::harness::{CaseResult, Need, StoreSubject, TransportSubject, run_case};
+use crate::{
+    harness::{CaseResult, FullStoreSubject, Need, StoreSubject, TransportSubject, run_case},
+    memory::MemoryStoreSubject,
+};
 
 /// A case that has not finished by then fails.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -75,13 +78,19 @@ pub fn transport_cases() -> Vec<Case<Arc<dyn TransportSubject>>> {
 
 /// The cases of stores.
 #[must_use]
-pub fn store_cases<S: StoreSubject>() -> Vec<Case<Arc<S>>> {
+pub fn store_cases<S: FullStoreSubject>() -> Vec<Case<Arc<S>>> {
     crate::store_cases::all()
+}
+
+/// Those of [`store_cases`] that need no more than an [`InboxStore`](inbox_core::InboxStore).
+#[must_use]
+pub fn claim_path_cases<S: StoreSubject>() -> Vec<Case<Arc<S>>> {
+    crate::store_cases::claim_path()
 }
 
 /// The cases of the whole.
 #[must_use]
-pub fn end_to_end_cases<S: StoreSubject>() -> Vec<Case<Pair<S>>> {
+pub fn end_to_end_cases<S: FullStoreSubject>() -> Vec<Case<Pair<S>>> {
     crate::end_to_end::all()
 }
 
@@ -119,7 +128,7 @@ impl Suite {
 
     /// Adds the cases of stores over `subject`.
     #[must_use]
-    pub fn store<S: StoreSubject>(mut self, subject: &Arc<S>) -> Self {
+    pub fn store<S: FullStoreSubject>(mut self, subject: &Arc<S>) -> Self {
         let label = subject.name().to_owned();
         for case in store_cases() {
             let met = |need: Need| need.met_by_store(subject.features());
@@ -128,9 +137,25 @@ impl Suite {
         self
     }
 
+    /// Adds the cases of stores over `subject`, whose store has the claim path only: enough for a consumer loop of one's
+    /// own, not for an inbox. The cases of what it lacks are listed as ignored.
+    #[must_use]
+    pub fn claim_path<S: StoreSubject>(mut self, subject: &Arc<S>) -> Self {
+        let label = subject.name().to_owned();
+        for case in claim_path_cases() {
+            let met = |need: Need| need.met_by_store(subject.features());
+            self.add(&label, case, Arc::clone(subject), met);
+        }
+        // Their names and needs are the same over every store, and this one's type does not let them run.
+        for case in crate::store_cases::beyond_the_claim_path::<MemoryStoreSubject>() {
+            self.ignore(&label, &case, &case.needs.iter().map(Need::to_string).collect::<Vec<_>>());
+        }
+        self
+    }
+
     /// Adds the end-to-end cases over a transport and a store.
     #[must_use]
-    pub fn end_to_end<T: TransportSubject, S: StoreSubject>(mut self, transport: &Arc<T>, store: &Arc<S>) -> Self {
+    pub fn end_to_end<T: TransportSubject, S: FullStoreSubject>(mut self, transport: &Arc<T>, store: &Arc<S>) -> Self {
         let transport: Arc<dyn TransportSubject> = Arc::clone(transport) as _;
         let label = format!("{}+{}", transport.name(), store.name());
         for case in end_to_end_cases() {
@@ -148,8 +173,13 @@ impl Suite {
             self.trials.push(Trial::test(name, move || case.run(subjects, deadline).map_err(Into::into)));
             return;
         }
+        self.ignore(label, &case, &lacking);
+    }
+
+    fn ignore<G>(&mut self, label: &str, case: &Case<G>, lacking: &[String]) {
         let reason = format!("lacks {}", lacking.join(", "));
-        let trial = Trial::ignorable_test(format!("{name} [{reason}]"), || Ok(Completion::ignored_with(reason)));
+        let name = format!("{label}/{} [{reason}]", case.name);
+        let trial = Trial::ignorable_test(name, || Ok(Completion::ignored_with(reason)));
         self.trials.push(trial.with_ignored_flag(true));
     }
 

@@ -20,14 +20,14 @@ use crate::{
     handler::{Call, FromMessage, HandlerError},
     message::Message,
     observe,
-    transport::Session,
+    transport::Receipt,
 };
 
 /// One message of a run.
 pub(crate) struct Work<'a> {
     pub(crate) message: &'a Message,
-    /// The session of its delivery; `None` for a message that came without a broker.
-    pub(crate) session: Option<&'a Session>,
+    /// The receipt of its delivery; `None` for a message that came without a broker.
+    pub(crate) receipt: Option<&'a Receipt>,
 }
 
 /// Bounds of a run.
@@ -117,7 +117,7 @@ where
             let mut outcomes = Vec::with_capacity(run.len());
             let mut started = limits.started;
             for work in run {
-                let ending = work.session.is_some_and(Session::is_ending);
+                let ending = work.receipt.is_some_and(Receipt::is_ending);
                 if ending || limits.cut.is_cancelled() || (started && Instant::now() >= limits.deadline) {
                     return RunEnd { outcomes, stop: Some(Stop::Cut) };
                 }

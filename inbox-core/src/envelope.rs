@@ -28,7 +28,7 @@ impl Default for Envelope {
 }
 
 /// The prefixes under which CloudEvents' attributes travel as headers: Kafka's binding, and HTTP's and AMQP's.
-const CLOUD_EVENTS_PREFIXES: [&str; 3] = ["ce_", "ce-", "cloudEvents:"];
+const CLOUD_EVENTS_PREFIXES: [&str; 4] = ["ce_", "ce-", "cloudEvents:", "cloudEvents_"];
 
 impl Envelope {
     /// Fills in id, kind, origin and time from the headers, or from the body when it is a structured CloudEvent, which

@@ -72,7 +72,7 @@ impl<T: Send + 'static> InFlight<T> {
     }
 
     /// Takes the deliveries of `receipts` out of the table. What is missing in the answer was lost: its session is
-    /// lost, or [`forget`](Self::forget) took it.
+    /// lost, or [`forget`](Self::forget) or [`lose`](Self::lose) took it.
     #[must_use]
     pub fn settle(&self, receipts: Vec<Receipt>) -> Vec<T> {
         let mut table = self.shared.table();
@@ -114,6 +114,17 @@ impl<T: Send + 'static> InFlight<T> {
         items
     }
 
+    /// The lease of one delivery is lost though its session lives: takes it out of the table, so that its receipt settles
+    /// nothing any more. The runtime does not start it, and gives back what it holds of the same key behind it: that must
+    /// not overtake. `None` when it was settled or dropped before.
+    #[must_use]
+    pub fn lose(&self, token: u64) -> Option<T> {
+        let mut table = self.shared.table();
+        let (session, item) = table.out.remove(&token)?;
+        session.mark_receipt_lost(token);
+        Some(item)
+    }
+
     /// How many deliveries of `session` are out, dropped ones that were not yet taken included.
     #[must_use]
     pub fn count(&self, session: &Session) -> usize {
@@ -122,10 +133,10 @@ impl<T: Send + 'static> InFlight<T> {
             + table.dropped.iter().filter(|(of, _)| of.id() == session.id()).count()
     }
 
-    /// Calls `see` for each delivery that is out (a heartbeat's round). Must not call back into the table.
-    pub fn for_each(&self, mut see: impl FnMut(&Session, &T)) {
-        for (session, item) in self.shared.table().out.values() {
-            see(session, item);
+    /// Calls `see` with the token of each delivery that is out (a heartbeat's round). Must not call back into the table.
+    pub fn for_each(&self, mut see: impl FnMut(u64, &Session, &T)) {
+        for (token, (session, item)) in &self.shared.table().out {
+            see(*token, session, item);
         }
     }
 

@@ -2,6 +2,15 @@
 //!
 //! Users depend on the facade `inbox-rs`; adapters and stores depend on this crate. It knows no broker and no database.
 
+/// A lettered point in the life of a delivery (see ARCHITECTURE.md), where the fault harness can kill the process. Without
+/// the feature `failpoints`, which is for that harness only, there is nothing.
+macro_rules! failpoint {
+    ($name:literal) => {
+        #[cfg(feature = "failpoints")]
+        fail::fail_point!($name);
+    };
+}
+
 pub mod capability;
 pub mod clock;
 pub mod config;

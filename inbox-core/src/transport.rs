@@ -5,15 +5,17 @@
 //! the inbox's business, never the broker's.
 
 use std::{
+    collections::HashSet,
     fmt,
     sync::{
-        Arc, Weak,
-        atomic::{AtomicU64, Ordering},
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use async_trait::async_trait;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -192,6 +194,12 @@ impl Receipt {
         self.token
     }
 
+    /// Whether its message may not be started any more: its session is ending, or its own lease is lost.
+    #[must_use]
+    pub fn is_ending(&self) -> bool {
+        self.session.is_ending() || self.session.has_lost(self.token)
+    }
+
     /// Takes the receipt apart without telling the owner: for the adapter that is settling it.
     #[must_use]
     pub fn into_token(mut self) -> u64 {
@@ -205,6 +213,8 @@ impl Drop for Receipt {
         if let Some(owner) = self.owner.upgrade() {
             owner.dropped(self.token);
         }
+        // Behind the owner, who marks losses under the lock of its table: nothing is marked after this.
+        self.session.forget_lost(self.token);
     }
 }
 
@@ -224,6 +234,9 @@ impl ReceiptOwner for Nobody {
 ///
 /// A session *ends* in two steps. While it is *ending* (a revoke, say) nothing of it is started any more, what waits is
 /// dropped, and what runs may still finish and be acked. Once it is *lost* its receipts settle nothing.
+///
+/// Where each delivery has a lease of its own, single receipts of a live session can be lost too: see
+/// [`InFlight::lose`](crate::InFlight::lose).
 #[derive(Clone)]
 pub struct Session {
     inner: Arc<SessionState>,
@@ -233,6 +246,10 @@ struct SessionState {
     id: u64,
     ending: CancellationToken,
     lost: CancellationToken,
+    /// Receipts that are out and settle nothing, and how many: nearly always none, so that looking costs nothing.
+    lost_receipts: Mutex<HashSet<u64>>,
+    lost_count: AtomicUsize,
+    lost_one: Notify,
 }
 
 impl Session {
@@ -245,6 +262,9 @@ impl Session {
                 id: NEXT.fetch_add(1, Ordering::Relaxed),
                 ending: CancellationToken::new(),
                 lost: CancellationToken::new(),
+                lost_receipts: Mutex::default(),
+                lost_count: AtomicUsize::new(0),
+                lost_one: Notify::new(),
             }),
         }
     }
@@ -264,6 +284,35 @@ impl Session {
     pub fn mark_lost(&self) {
         self.inner.ending.cancel();
         self.inner.lost.cancel();
+    }
+
+    /// The lease of one delivery is lost, the session lives on. Its message is not started any more, and the runtime
+    /// gives back what it holds of the same key behind it, which must not overtake.
+    pub(crate) fn mark_receipt_lost(&self, token: u64) {
+        let mut lost = self.inner.lost_receipts.lock().unwrap_or_else(PoisonError::into_inner);
+        lost.insert(token);
+        self.inner.lost_count.store(lost.len(), Ordering::Release);
+        drop(lost);
+        self.inner.lost_one.notify_one();
+    }
+
+    fn has_lost(&self, token: u64) -> bool {
+        self.inner.lost_count.load(Ordering::Acquire) > 0
+            && self.inner.lost_receipts.lock().unwrap_or_else(PoisonError::into_inner).contains(&token)
+    }
+
+    /// The receipt is gone.
+    fn forget_lost(&self, token: u64) {
+        if self.inner.lost_count.load(Ordering::Acquire) > 0 {
+            let mut lost = self.inner.lost_receipts.lock().unwrap_or_else(PoisonError::into_inner);
+            lost.remove(&token);
+            self.inner.lost_count.store(lost.len(), Ordering::Release);
+        }
+    }
+
+    /// Waits until a receipt may have been lost. For one waiter; cancel safe.
+    pub(crate) async fn lost_one(&self) {
+        self.inner.lost_one.notified().await;
     }
 
     /// Whether nothing more of this session should be started. True for a lost session too.

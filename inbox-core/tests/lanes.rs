@@ -92,3 +92,55 @@ async fn run_until_idle_waits_for_the_store() {
         .expect("runs");
     assert_eq!(store.log("effects"), ["1"]);
 }
+
+/// Runs until it is let go; then notes what it ran.
+struct Gate(std::sync::Arc<tokio::sync::Semaphore>);
+
+impl Handler<String, MemoryTx> for Gate {
+    async fn handle<'a>(&'a self, event: String, tx: &'a mut MemoryTx) -> Result<(), HandlerError> {
+        if event == "first" {
+            drop(self.0.acquire().await?);
+        }
+        Ok(tx.append("effects", &event)?)
+    }
+}
+
+/// Of two messages of one key that wait here, the first one loses its lease: the second must not overtake it.
+#[tokio::test(start_paused = true)]
+async fn a_lost_lease_takes_the_later_messages_of_its_key_along() {
+    let (broker, store) = (MemoryBroker::default(), MemoryStore::default());
+    let message = |n: u32, body: &str, key: &str| {
+        Message::new(format!("\"{body}\"").into()).id(format!("id-{n}")).kind("k").key(key.to_owned())
+    };
+    let messages = vec![message(0, "first", "b"), message(1, "a1", "a"), message(2, "a2", "a"), message(3, "c", "c")];
+    for done in broker.publisher("t").publish(messages).await {
+        done.expect("published");
+    }
+    let gate = std::sync::Arc::new(tokio::sync::Semaphore::new(0));
+    let transport = std::sync::Arc::new(broker.transport("t", "g"));
+    let inbox = Inbox::new("c", std::sync::Arc::clone(&transport), store.clone())
+        .on("k", Gate(std::sync::Arc::clone(&gate)))
+        .lanes(1)
+        .max_batch(1)
+        .build()
+        .expect("builds");
+    let handle = inbox.handle();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let running = tokio::task::spawn(inbox.run(async { drop(stopped.await) }));
+    while handle.numbers().received < 4 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(transport.lose_lease(1), "a1 waits behind the first message");
+    gate.add_permits(1);
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+    while handle.numbers().applied < 4 {
+        assert!(tokio::time::Instant::now() < deadline, "{:?}", handle.numbers());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    drop(stop);
+    running.await.expect("no panic").expect("runs");
+    let effects = store.log("effects");
+    let of_a: Vec<&String> = effects.iter().filter(|effect| effect.starts_with('a')).collect();
+    assert_eq!(of_a, ["a1", "a2"], "{effects:?}");
+    assert_eq!(handle.numbers().lost_acks, 0, "what was lost before it ran is not acked: {:?}", handle.numbers());
+}

@@ -108,9 +108,11 @@ mod connections;
 mod error;
 mod failures;
 mod migrate;
-mod sql;
 mod store;
 mod time;
+
+// A crate of its own, which stores over other drivers use as well.
+use inbox_postgres_sql as sql;
 
 pub use crate::{config::PgConfig, store::PgInboxStore};
 /// The sqlx that this crate was built with: depend on the same one, or its types are not the handler's.

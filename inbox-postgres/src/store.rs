@@ -223,7 +223,11 @@ impl InboxStore for PgInboxStore {
             unresolved => unresolved,
         };
         match finished {
-            Ok(()) => self.connections().commit(tx, "commit").await,
+            Ok(()) => {
+                #[cfg(feature = "failpoints")]
+                fail::fail_point!("inbox::e");
+                self.connections().commit(tx, "commit").await
+            }
             Err(error) => Err(self.abandon(tx, error).await),
         }
     }

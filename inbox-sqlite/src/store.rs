@@ -247,6 +247,8 @@ impl InboxStore for SqliteInboxStore {
             drop(self.rollback(tx).await);
             return Err(error);
         }
+        #[cfg(feature = "failpoints")]
+        fail::fail_point!("inbox::e");
         self.commit_own(tx, "commit").await
     }
 

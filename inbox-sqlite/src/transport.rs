@@ -163,7 +163,7 @@ impl Queue {
     async fn extend(&self) -> Result<(), sqlx::Error> {
         // What waits in the buffer is in the table, too.
         let mut seqs = Vec::new();
-        self.in_flight.for_each(|_, held| seqs.push(held.seq));
+        self.in_flight.for_each(|_, _, held| seqs.push(held.seq));
         if seqs.is_empty() {
             return Ok(());
         }

@@ -1,7 +1,7 @@
 //! Developer commands: `cargo xtask services up`, `cargo xtask test`, `cargo xtask tidy`.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this is a program for a terminal")]
 
-mod process;
+mod bench;
 mod services;
 mod test;
 mod tidy;
@@ -29,6 +29,9 @@ enum Task {
     Test(test::Options),
     /// Check the house rules that no compiler knows.
     Tidy,
+    /// Measure the inbox beside hand-written loops, on real servers; the arguments are those of `bench`.
+    #[command(disable_help_flag = true)]
+    Bench(bench::Options),
 }
 
 #[derive(Debug, Subcommand)]
@@ -60,6 +63,7 @@ fn main() -> Result<ExitCode> {
         Task::Services(Services::Status) => success(services::status()?),
         Task::Test(options) => success(test::run(&options)),
         Task::Tidy => success(tidy::report(&tidy::run()?)),
+        Task::Bench(options) => success(bench::run(&options)?),
     })
 }
 

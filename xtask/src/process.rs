@@ -16,7 +16,10 @@ use anyhow::{Context, Result, bail};
 const TAIL_LINES: usize = 30;
 
 /// Runs `command` to its end with its output in `log`; a failure carries the end of that log.
-pub(crate) fn run_logged(command: &mut Command, log: &Path) -> Result<()> {
+///
+/// # Errors
+/// When it cannot be run, or ends with another status than 0.
+pub fn run_logged(command: &mut Command, log: &Path) -> Result<()> {
     let file = File::options()
         .create(true)
         .append(true)
@@ -31,13 +34,13 @@ pub(crate) fn run_logged(command: &mut Command, log: &Path) -> Result<()> {
 }
 
 /// The command as a person would type it.
-pub(crate) fn shown(command: &Command) -> String {
+pub fn shown(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
 }
 
 /// The last lines of a log, under a heading that names it.
-pub(crate) fn tail(log: &Path) -> String {
+pub fn tail(log: &Path) -> String {
     match fs::read(log) {
         Err(error) => format!("(no log at {}: {error})", log.display()),
         Ok(bytes) => {
@@ -50,18 +53,18 @@ pub(crate) fn tail(log: &Path) -> String {
 }
 
 /// Where a program of this name is on the `PATH`.
-pub(crate) fn on_path(program: &str) -> Option<PathBuf> {
+pub fn on_path(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH")?;
     env::split_paths(&path).map(|folder| folder.join(program)).find(|candidate| candidate.is_file())
 }
 
 /// Whether this process runs as root.
-pub(crate) fn is_root() -> bool {
+pub fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|metadata| metadata.uid() == 0)
 }
 
 /// Whether process `pid` runs and its command line contains `mark`: a pid alone may have been given to another since.
-pub(crate) fn runs(pid: u32, mark: &str) -> bool {
+pub fn runs(pid: u32, mark: &str) -> bool {
     let Ok(line) = fs::read(format!("/proc/{pid}/cmdline")) else { return false };
     String::from_utf8_lossy(&line).replace('\0', " ").contains(mark)
 }
@@ -69,7 +72,7 @@ pub(crate) fn runs(pid: u32, mark: &str) -> bool {
 /// Whether a process that was there has ended and let go of its files and ports.
 ///
 /// Not the same as not running: a process that is ending has no command line any more, but may still hold its port.
-pub(crate) fn gone(pid: u32, mark: &str) -> bool {
+pub fn gone(pid: u32, mark: &str) -> bool {
     match fs::read(format!("/proc/{pid}/cmdline")) {
         Err(_) => true,
         Ok(line) if line.is_empty() => {
@@ -81,7 +84,10 @@ pub(crate) fn gone(pid: u32, mark: &str) -> bool {
 }
 
 /// Sends a signal, named as `kill` names it.
-pub(crate) fn signal(pid: u32, name: &str) -> Result<()> {
+///
+/// # Errors
+/// When there is no such process, or it is somebody else's.
+pub fn signal(pid: u32, name: &str) -> Result<()> {
     // Through the shell, whose `kill` is built in: there may be no such program, and a system call would be unsafe.
     let status = Command::new("sh")
         .args(["-c", "kill -s \"$1\" \"$2\"", "sh", name, &pid.to_string()])
@@ -95,7 +101,7 @@ pub(crate) fn signal(pid: u32, name: &str) -> Result<()> {
 }
 
 /// Ends a process and all that it started, now.
-pub(crate) fn kill_tree(pid: u32) {
+pub fn kill_tree(pid: u32) {
     for process in descendants(pid, &parents()) {
         // One that has ended meanwhile needs no signal.
         drop(signal(process, "KILL"));
@@ -132,7 +138,7 @@ fn descendants(root: u32, parents: &[(u32, u32)]) -> Vec<u32> {
 }
 
 /// Asks again and again until `condition` holds; false when it does not within `limit`.
-pub(crate) fn wait_until(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
+pub fn wait_until(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let started = Instant::now();
     while !condition() {
         if started.elapsed() > limit {
@@ -145,7 +151,7 @@ pub(crate) fn wait_until(limit: Duration, mut condition: impl FnMut() -> bool) -
 
 /// The wait between two looks at a process.
 #[allow(clippy::disallowed_methods, reason = "there is no runtime here whose worker it could block")]
-pub(crate) fn pause() {
+pub fn pause() {
     std::thread::sleep(Duration::from_millis(50));
 }
 

@@ -18,11 +18,11 @@ use super::scene::{Act, Call, Running, Scene, Script, good, labels, message, mes
 use crate::{
     ensure, ensure_eq,
     faults::{CommitEnd, Faulty, Gathered, LostAcks, Troubles},
-    harness::{CaseResult, Need, StoreSubject, until},
+    harness::{CaseResult, FullStoreSubject, Need, until},
     suite::Stage,
 };
 
-impl<S: StoreSubject> Scene<S> {
+impl<S: FullStoreSubject> Scene<S> {
     /// The same subjects, another topic and consumer.
     async fn afresh(&self) -> Result<Self, BoxError> {
         Self::set((Arc::clone(&self.transport), Arc::clone(&self.subject))).await
@@ -50,7 +50,7 @@ impl<S: StoreSubject> Scene<S> {
     }
 }
 
-pub(super) async fn e17_only_the_failing_message_is_retried<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
+pub(super) async fn e17_only_the_failing_message_is_retried<S: FullStoreSubject>(scene: Scene<S>) -> CaseResult {
     for position in [0, 2, 4] {
         let scene = scene.afresh().await?;
         let labels = labels("a", 5);
@@ -76,7 +76,7 @@ pub(super) async fn e17_only_the_failing_message_is_retried<S: StoreSubject>(sce
     scene.failures_are(&[]).await
 }
 
-pub(super) async fn e18_a_failing_message_holds_back_its_key_only<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
+pub(super) async fn e18_a_failing_message_holds_back_its_key_only<S: FullStoreSubject>(scene: Scene<S>) -> CaseResult {
     let labels = labels("abc", 3);
     let others_done = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&others_done);
@@ -96,7 +96,7 @@ pub(super) async fn e18_a_failing_message_holds_back_its_key_only<S: StoreSubjec
     if scene.ordered() { scene.keys_in_order().await } else { Ok(()) }
 }
 
-pub(super) async fn e19_a_batch_in_which_all_fail_is_bounded<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
+pub(super) async fn e19_a_batch_in_which_all_fail_is_bounded<S: FullStoreSubject>(scene: Scene<S>) -> CaseResult {
     for attempts in [1, 3] {
         let scene = scene.afresh().await?;
         let labels = labels("abcdefgh", 1);
@@ -124,7 +124,7 @@ pub(super) async fn e19_a_batch_in_which_all_fail_is_bounded<S: StoreSubject>(sc
     Ok(())
 }
 
-pub(super) async fn e20_flaky_handlers_are_bounded<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
+pub(super) async fn e20_flaky_handlers_are_bounded<S: FullStoreSubject>(scene: Scene<S>) -> CaseResult {
     for _ in 0..8 {
         let scene = scene.afresh().await?;
         let pattern: [u8; 4] = std::array::from_fn(|_| fastrand::u8(..));
@@ -151,7 +151,7 @@ pub(super) async fn e20_flaky_handlers_are_bounded<S: StoreSubject>(scene: Scene
     Ok(())
 }
 
-pub(super) async fn e21_copies_share_the_fate_of_a_failing_first<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
+pub(super) async fn e21_copies_share_the_fate_of_a_failing_first<S: FullStoreSubject>(scene: Scene<S>) -> CaseResult {
     let (a, b) = (message("a"), message("b"));
     let twice = script(|call| if call.label == "a" && call.nth <= 2 { Act::Fail } else { Act::Succeed });
     scene.run_together(vec![a.clone(), a.clone(), b, a], 5, twice).await?;
@@ -165,7 +165,7 @@ pub(super) async fn e21_copies_share_the_fate_of_a_failing_first<S: StoreSubject
     scene.failures_are(&[("a", Reason::MaxAttempts)]).await
 }
 
-pub(super) async fn e22_a_second_content_of_an_id_is_kept<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
+pub(super) async fn e22_a_second_content_of_an_id_is_kept<S: FullStoreSubject>(scene: Scene<S>) -> CaseResult {
     let first = message("a");
     let second = first.with_body(Bytes::from("another content"));
     scene.publish(vec![first.clone()]).await?;
@@ -186,7 +186,7 @@ pub(super) async fn e22_a_second_content_of_an_id_is_kept<S: StoreSubject>(scene
     scene.failures_are(&[("another content", Reason::IdConflict)]).await
 }
 
-pub(super) async fn e23_a_suspect_waits_behind_its_key<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
+pub(super) async fn e23_a_suspect_waits_behind_its_key<S: FullStoreSubject>(scene: Scene<S>) -> CaseResult {
     // The re-run of the first two ends in an unknown COMMIT that was rolled back.
     let a1_fails = script(|call| if call.label == "a1" && call.nth == 1 { Act::Fail } else { Act::Succeed });
     scene.publish(messages(["a0", "b0", "a1"])).await?;
@@ -211,7 +211,9 @@ pub(super) async fn e23_a_suspect_waits_behind_its_key<S: StoreSubject>(scene: S
     if scene.ordered() { scene.keys_in_order().await } else { Ok(()) }
 }
 
-pub(super) async fn e24_an_id_held_elsewhere_holds_back_its_key_only<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
+pub(super) async fn e24_an_id_held_elsewhere_holds_back_its_key_only<S: FullStoreSubject>(
+    scene: Scene<S>,
+) -> CaseResult {
     for commits in [true, false] {
         let scene = scene.afresh().await?;
         let batch = messages(["a0", "x0", "x1", "b0"]);
@@ -247,7 +249,7 @@ pub(super) async fn e24_an_id_held_elsewhere_holds_back_its_key_only<S: StoreSub
     Ok(())
 }
 
-pub(super) async fn e25_the_last_attempt_quarantines<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
+pub(super) async fn e25_the_last_attempt_quarantines<S: FullStoreSubject>(scene: Scene<S>) -> CaseResult {
     let poison = message("a0");
     let fails = |call: &Call<'_>| if call.label == "a0" { Act::Fail } else { Act::Succeed };
     scene.run_together(vec![poison.clone(), message("a1"), message("b0")], 3, script(fails)).await?;
@@ -268,7 +270,7 @@ pub(super) async fn e25_the_last_attempt_quarantines<S: StoreSubject>(scene: Sce
     scene.failures_are(&[("a0", Reason::MaxAttempts)]).await
 }
 
-pub(super) async fn e26_a_rejected_message_is_quarantined_at_once<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
+pub(super) async fn e26_a_rejected_message_is_quarantined_at_once<S: FullStoreSubject>(scene: Scene<S>) -> CaseResult {
     let rejects = script(|call| if call.label == "a0" { Act::Reject } else { Act::Succeed });
     scene.run_together(messages(["b0", "a0", "a1"]), 5, rejects).await?;
     scene.each_once(&["b0", "a1"]).await?;
@@ -277,7 +279,7 @@ pub(super) async fn e26_a_rejected_message_is_quarantined_at_once<S: StoreSubjec
     Ok(())
 }
 
-pub(super) async fn e27_a_panic_is_a_failed_attempt<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
+pub(super) async fn e27_a_panic_is_a_failed_attempt<S: FullStoreSubject>(scene: Scene<S>) -> CaseResult {
     let panics = script(|call| match (call.label, call.nth) {
         ("a0", 1) | ("b0", _) => Act::Panic,
         _ => Act::Succeed,
@@ -290,7 +292,7 @@ pub(super) async fn e27_a_panic_is_a_failed_attempt<S: StoreSubject>(scene: Scen
     Ok(())
 }
 
-pub(super) async fn e28_a_handler_beyond_its_timeout_is_a_failed_attempt<S: StoreSubject>(
+pub(super) async fn e28_a_handler_beyond_its_timeout_is_a_failed_attempt<S: FullStoreSubject>(
     scene: Scene<S>,
 ) -> CaseResult {
     let hangs = script(|call| match (call.label, call.nth) {
@@ -308,7 +310,7 @@ pub(super) async fn e28_a_handler_beyond_its_timeout_is_a_failed_attempt<S: Stor
     scene.failures_are(&[("b0", Reason::MaxAttempts)]).await
 }
 
-pub(super) async fn e29_a_swallowed_error_is_a_failed_attempt<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
+pub(super) async fn e29_a_swallowed_error_is_a_failed_attempt<S: FullStoreSubject>(scene: Scene<S>) -> CaseResult {
     let swallows = script(|call| match (call.label, call.nth) {
         ("b0", 1) | ("c0", _) => Act::Swallow,
         _ => Act::Succeed,
@@ -318,7 +320,9 @@ pub(super) async fn e29_a_swallowed_error_is_a_failed_attempt<S: StoreSubject>(s
     scene.failures_are(&[("c0", Reason::MaxAttempts)]).await
 }
 
-pub(super) async fn e30_a_handlers_own_commit_or_rollback_stops_run<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
+pub(super) async fn e30_a_handlers_own_commit_or_rollback_stops_run<S: FullStoreSubject>(
+    scene: Scene<S>,
+) -> CaseResult {
     for (act, then) in [
         (Act::RawCommit, Act::Careless),
         (Act::RawCommit, Act::Succeed),
@@ -347,7 +351,7 @@ pub(super) async fn e30_a_handlers_own_commit_or_rollback_stops_run<S: StoreSubj
     Ok(())
 }
 
-pub(super) async fn e31_attempts_survive_a_restart<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
+pub(super) async fn e31_attempts_survive_a_restart<S: FullStoreSubject>(scene: Scene<S>) -> CaseResult {
     scene.publish(messages(["a0"])).await?;
     let slowly = inbox_core::Backoff { first: Duration::from_millis(200), most: Duration::from_millis(200) };
     for restart in 1..=3 {
@@ -370,7 +374,7 @@ pub(super) async fn e31_attempts_survive_a_restart<S: StoreSubject>(scene: Scene
     Ok(())
 }
 
-pub(super) async fn e32_a_handler_sees_its_attempt<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
+pub(super) async fn e32_a_handler_sees_its_attempt<S: FullStoreSubject>(scene: Scene<S>) -> CaseResult {
     let attempts = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&attempts);
     let notes = script(move |call| {
@@ -383,7 +387,7 @@ pub(super) async fn e32_a_handler_sees_its_attempt<S: StoreSubject>(scene: Scene
     Ok(())
 }
 
-pub(super) async fn e33_a_quarantined_message_that_comes_again_stays_one_row<S: StoreSubject>(
+pub(super) async fn e33_a_quarantined_message_that_comes_again_stays_one_row<S: FullStoreSubject>(
     scene: Scene<S>,
 ) -> CaseResult {
     scene.publish(messages(["a0"])).await?;

@@ -10,11 +10,11 @@ use super::scene::{Act, Running, Scene, good, handler, label, message, nameless,
 use crate::{
     ensure, ensure_eq,
     faults::LostAcks,
-    harness::{CaseResult, StoreSubject, until},
+    harness::{CaseResult, FullStoreSubject, until},
 };
 
 /// Runs an inbox until the broker has nothing left; how many messages it ignored.
-async fn run_out<S: StoreSubject>(
+async fn run_out<S: FullStoreSubject>(
     scene: &Scene<S>,
     inbox: InboxBuilder<Arc<S::Store>>,
 ) -> Result<u64, inbox_core::BoxError> {
@@ -25,7 +25,7 @@ async fn run_out<S: StoreSubject>(
     Ok(ignored)
 }
 
-pub(super) async fn e34_a_message_without_a_usable_id_is_kept<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
+pub(super) async fn e34_a_message_without_a_usable_id_is_kept<S: FullStoreSubject>(scene: Scene<S>) -> CaseResult {
     let with_id = |label: &str, id: &'static [u8]| nameless(label).id(id);
     let wrong = || {
         vec![
@@ -58,7 +58,7 @@ pub(super) async fn e34_a_message_without_a_usable_id_is_kept<S: StoreSubject>(s
     scene.failures_are(&kept).await
 }
 
-pub(super) async fn e35_any_text_is_an_id<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
+pub(super) async fn e35_any_text_is_an_id<S: FullStoreSubject>(scene: Scene<S>) -> CaseResult {
     let uuid = Uuid::now_v7();
     let mut published = Vec::new();
     for (label, id) in [
@@ -87,7 +87,7 @@ struct Decoded {
     label: String,
 }
 
-pub(super) async fn e36_an_undecodable_message_is_kept<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
+pub(super) async fn e36_an_undecodable_message_is_kept<S: FullStoreSubject>(scene: Scene<S>) -> CaseResult {
     let bodies = ["not JSON", "", "{\"label\": 3}", "{\"label\": \"cut"];
     let undecodable = || bodies.map(|body| message("k").with_body(Bytes::from(body)));
     let mut published = undecodable().to_vec();
@@ -115,7 +115,7 @@ pub(super) async fn e36_an_undecodable_message_is_kept<S: StoreSubject>(scene: S
     scene.failures_are(&kept).await
 }
 
-pub(super) async fn e37_an_unrouted_message_is_kept<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
+pub(super) async fn e37_an_unrouted_message_is_kept<S: FullStoreSubject>(scene: Scene<S>) -> CaseResult {
     let kinds = || {
         let mut kindless = message("none");
         kindless.kind = None;
@@ -158,7 +158,7 @@ async fn publish_large(publisher: &dyn Publisher, byte: u8) -> Result<Bytes, inb
     Err("a body of 200 kB is too large".into())
 }
 
-pub(super) async fn e38_bodies_and_headers_of_any_size_reach_the_handler<S: StoreSubject>(
+pub(super) async fn e38_bodies_and_headers_of_any_size_reach_the_handler<S: FullStoreSubject>(
     scene: Scene<S>,
 ) -> CaseResult {
     let publisher = scene.link.publisher().await?;

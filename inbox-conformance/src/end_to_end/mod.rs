@@ -42,11 +42,11 @@ use self::{
     },
 };
 use crate::{
-    harness::StoreSubject,
+    harness::FullStoreSubject,
     suite::{Case, Pair, cases},
 };
 
-pub(crate) fn all<S: StoreSubject>() -> Vec<Case<Pair<S>>> {
+pub(crate) fn all<S: FullStoreSubject>() -> Vec<Case<Pair<S>>> {
     cases![Scene<S>:
         e01_each_effect_once_and_keys_in_order,
         e02_copies_in_one_batch_run_once,

@@ -21,12 +21,12 @@ use uuid::Uuid;
 
 use crate::{
     ensure_eq,
-    harness::{CaseResult, Link, StoreSubject, TransportSubject, Tx, unique, until, waiting},
+    harness::{CaseResult, FullStoreSubject, Link, TransportSubject, Tx, unique, until, waiting},
     suite::Stage,
 };
 
 /// A fresh topic, and a consumer that nobody else is.
-pub(crate) struct Scene<S: StoreSubject> {
+pub(crate) struct Scene<S: FullStoreSubject> {
     pub(crate) transport: Arc<dyn TransportSubject>,
     pub(crate) subject: Arc<S>,
     pub(crate) link: Arc<dyn Link>,
@@ -37,7 +37,7 @@ pub(crate) struct Scene<S: StoreSubject> {
 }
 
 // Not derived: `S` itself is not cloned.
-impl<S: StoreSubject> Clone for Scene<S> {
+impl<S: FullStoreSubject> Clone for Scene<S> {
     fn clone(&self) -> Self {
         Self {
             transport: Arc::clone(&self.transport),
@@ -50,7 +50,7 @@ impl<S: StoreSubject> Clone for Scene<S> {
     }
 }
 
-impl<S: StoreSubject> Stage for Scene<S> {
+impl<S: FullStoreSubject> Stage for Scene<S> {
     type Subjects = (Arc<dyn TransportSubject>, Arc<S>);
 
     async fn set((transport, subject): Self::Subjects) -> Result<Self, BoxError> {
@@ -148,14 +148,14 @@ pub(crate) fn good() -> Script {
 ///
 /// It cannot implement [`Handler`] itself: over a store that is a type parameter that would collide with the impl for
 /// functions (E0119). So [`handler`] makes functions of it.
-pub(crate) struct Actor<S: StoreSubject> {
+pub(crate) struct Actor<S: FullStoreSubject> {
     subject: Arc<S>,
     scope: String,
     script: Script,
     journal: Journal,
 }
 
-impl<S: StoreSubject> Actor<S> {
+impl<S: FullStoreSubject> Actor<S> {
     /// Notes the call and applies an effect.
     pub(crate) async fn apply(&self, label: &str, tx: &mut Tx<S>) -> Result<(), HandlerError> {
         self.journal.note(label);
@@ -230,7 +230,7 @@ pub(crate) fn labels(letters: &str, each: usize) -> Vec<String> {
     (0..each).flat_map(|n| letters.chars().map(move |letter| format!("{letter}{n:03}"))).collect()
 }
 
-impl<S: StoreSubject> Scene<S> {
+impl<S: FullStoreSubject> Scene<S> {
     pub(crate) async fn publish(&self, messages: Vec<Message>) -> CaseResult {
         let publisher = self.link.publisher().await?;
         for answer in waiting("publish", publisher.publish(messages)).await {
@@ -380,7 +380,7 @@ impl Victim {
     }
 
     /// Starts an instance of the scene's consumer, with connections of its own.
-    pub(crate) fn of<S: StoreSubject>(scene: &Scene<S>, script: Script) -> Result<Self, BoxError> {
+    pub(crate) fn of<S: FullStoreSubject>(scene: &Scene<S>, script: Script) -> Result<Self, BoxError> {
         let scene = scene.clone();
         Self::start(async move {
             let store = scene.subject.open().await?;

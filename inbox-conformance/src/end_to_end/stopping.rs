@@ -7,10 +7,10 @@ use tokio::time::timeout;
 use super::scene::{Act, Running, Scene, labels, messages, script};
 use crate::{
     ensure, ensure_eq,
-    harness::{CaseResult, Need, StoreSubject, until},
+    harness::{CaseResult, FullStoreSubject, Need, until},
 };
 
-pub(super) async fn e13_a_graceful_shutdown_runs_nothing_again<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
+pub(super) async fn e13_a_graceful_shutdown_runs_nothing_again<S: FullStoreSubject>(scene: Scene<S>) -> CaseResult {
     let labels = labels("abcdefgh", 40);
     scene.publish(messages(labels.iter().map(String::as_str))).await?;
     let slow = script(|_| Act::Sleep(Duration::from_millis(1)));
@@ -30,7 +30,7 @@ pub(super) async fn e13_a_graceful_shutdown_runs_nothing_again<S: StoreSubject>(
     scene.each_once(&labels).await
 }
 
-pub(super) async fn e14_a_handler_beyond_the_shutdown_deadline_is_rolled_back<S: StoreSubject>(
+pub(super) async fn e14_a_handler_beyond_the_shutdown_deadline_is_rolled_back<S: FullStoreSubject>(
     scene: Scene<S>,
 ) -> CaseResult {
     let labels = labels("abc", 4);
@@ -46,7 +46,7 @@ pub(super) async fn e14_a_handler_beyond_the_shutdown_deadline_is_rolled_back<S:
     scene.each_once(&labels).await
 }
 
-pub(super) async fn e15_a_lost_session_loses_nothing<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
+pub(super) async fn e15_a_lost_session_loses_nothing<S: FullStoreSubject>(scene: Scene<S>) -> CaseResult {
     let labels = labels("abcd", 20);
     scene.publish(messages(labels.iter().map(String::as_str))).await?;
     let slow = script(|_| Act::Sleep(Duration::from_millis(1)));

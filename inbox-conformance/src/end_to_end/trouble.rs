@@ -6,10 +6,10 @@ use super::scene::{Running, Scene, good, labels, messages};
 use crate::{
     ensure, ensure_eq,
     faults::{CommitEnd, Faulty, Troubles},
-    harness::{CaseResult, Need, StoreSubject, until},
+    harness::{CaseResult, FullStoreSubject, Need, until},
 };
 
-pub(super) async fn e39_an_outage_counts_nothing_and_loses_nothing<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
+pub(super) async fn e39_an_outage_counts_nothing_and_loses_nothing<S: FullStoreSubject>(scene: Scene<S>) -> CaseResult {
     let troubles = Arc::new(Troubles::default());
     let store = Faulty { inner: Arc::clone(&scene.store), troubles: Arc::clone(&troubles) };
     let running = Running::start(scene.inbox(scene.link.connect().await?, store, good()))?;
@@ -33,7 +33,7 @@ pub(super) async fn e39_an_outage_counts_nothing_and_loses_nothing<S: StoreSubje
     Ok(())
 }
 
-pub(super) async fn e40_an_outage_at_the_start_is_waited_out<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
+pub(super) async fn e40_an_outage_at_the_start_is_waited_out<S: FullStoreSubject>(scene: Scene<S>) -> CaseResult {
     let troubles = Arc::new(Troubles::default());
     troubles.away.store(true, Ordering::SeqCst);
     let store = Faulty { inner: Arc::clone(&scene.store), troubles: Arc::clone(&troubles) };
@@ -46,7 +46,7 @@ pub(super) async fn e40_an_outage_at_the_start_is_waited_out<S: StoreSubject>(sc
     scene.each_once(&["a", "b"]).await
 }
 
-pub(super) async fn e41_an_unknown_commit_is_claimed_again<S: StoreSubject>(scene: Scene<S>) -> CaseResult {
+pub(super) async fn e41_an_unknown_commit_is_claimed_again<S: FullStoreSubject>(scene: Scene<S>) -> CaseResult {
     let troubles = Troubles::at_commits([
         CommitEnd::UnknownRolledBack,
         CommitEnd::UnknownRolledBack,

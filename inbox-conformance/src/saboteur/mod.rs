@@ -12,7 +12,7 @@ pub use self::{
     transport::{SabotagedTransportSubject, TransportSabotage},
 };
 use crate::{
-    harness::{StoreSubject, TransportSubject},
+    harness::{FullStoreSubject, TransportSubject},
     suite::{Case, end_to_end_cases, store_cases, transport_cases},
 };
 
@@ -281,7 +281,7 @@ pub fn run<T, S>(
 ) -> Result<(), String>
 where
     T: TransportSubject,
-    S: StoreSubject,
+    S: FullStoreSubject,
 {
     let (of_transport, of_store) = match sabotage {
         Some(Sabotage::Transport(how)) => (how, StoreSabotage::None),

@@ -11,7 +11,7 @@ use inbox_core::{
 use super::{StoreStage, candidate, candidates, ids};
 use crate::{
     ensure, ensure_eq,
-    harness::{CaseResult, StoreSubject, unique, until},
+    harness::{CaseResult, FullStoreSubject, unique, until},
 };
 
 fn failure(id: MessageId, reason: Reason, fingerprint: i32) -> Failure {
@@ -20,7 +20,7 @@ fn failure(id: MessageId, reason: Reason, fingerprint: i32) -> Failure {
     Failure { id, fingerprint, reason, error: "what went wrong".to_owned(), message, source }
 }
 
-pub(super) async fn s10_attempts_are_counted_until_there_is_a_claim<S: StoreSubject>(
+pub(super) async fn s10_attempts_are_counted_until_there_is_a_claim<S: FullStoreSubject>(
     stage: StoreStage<S>,
 ) -> CaseResult {
     let [a] = ids();
@@ -58,7 +58,7 @@ pub(super) async fn s10_attempts_are_counted_until_there_is_a_claim<S: StoreSubj
     Ok(())
 }
 
-pub(super) async fn s11_giving_up_is_part_of_the_transaction<S: StoreSubject>(stage: StoreStage<S>) -> CaseResult {
+pub(super) async fn s11_giving_up_is_part_of_the_transaction<S: FullStoreSubject>(stage: StoreStage<S>) -> CaseResult {
     let [a, b] = ids();
     for _ in 0..2 {
         stage.store.record_attempt(stage.consumer, &failure(a, Reason::Retrying, 1)).await?;
@@ -87,7 +87,7 @@ pub(super) async fn s11_giving_up_is_part_of_the_transaction<S: StoreSubject>(st
     stage.effects_are(&[b], "of the rest of the batch").await
 }
 
-pub(super) async fn s12_kept_copies_share_a_row<S: StoreSubject>(stage: StoreStage<S>) -> CaseResult {
+pub(super) async fn s12_kept_copies_share_a_row<S: FullStoreSubject>(stage: StoreStage<S>) -> CaseResult {
     let [a, b] = ids();
     stage.process(&[a]).await?;
     let keep = async |fingerprint, commits| {
@@ -112,7 +112,7 @@ pub(super) async fn s12_kept_copies_share_a_row<S: StoreSubject>(stage: StoreSta
     Ok(())
 }
 
-pub(super) async fn s17_the_operator_sees_what_is_there<S: StoreSubject>(stage: StoreStage<S>) -> CaseResult {
+pub(super) async fn s17_the_operator_sees_what_is_there<S: FullStoreSubject>(stage: StoreStage<S>) -> CaseResult {
     let nobody = stage.store.counts_of(&unique("nobody")).await?;
     ensure_eq!(nobody, Counts::default(), "counts of a consumer that is not there");
     let all: [MessageId; 5] = ids();

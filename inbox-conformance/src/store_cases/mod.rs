@@ -20,11 +20,19 @@ use self::failures::{
 };
 use crate::{
     ensure, ensure_eq,
-    harness::{CaseResult, StoreSubject, Tx, unique, waiting},
+    harness::{CaseResult, FullStoreSubject, StoreSubject, Tx, unique, waiting},
     suite::{Case, Stage, cases},
 };
 
-pub(crate) fn all<S: StoreSubject>() -> Vec<Case<Arc<S>>> {
+pub(crate) fn all<S: FullStoreSubject>() -> Vec<Case<Arc<S>>> {
+    let mut all = claim_path();
+    all.extend(beyond_the_claim_path());
+    all.sort_by_key(|case| case.name);
+    all
+}
+
+/// What [`InboxStore`] alone promises.
+pub(crate) fn claim_path<S: StoreSubject>() -> Vec<Case<Arc<S>>> {
     cases![StoreStage<S>:
         s01_one_committed_transaction_gets_new,
         s02_a_claim_lives_as_long_as_its_transaction,
@@ -35,14 +43,20 @@ pub(crate) fn all<S: StoreSubject>() -> Vec<Case<Arc<S>>> {
         s07_a_swallowed_error_stops_the_commit [StatementsAbort],
         s08_a_handlers_own_commit_or_rollback_keeps_nothing [RawTransactionControl],
         s09_commit_is_visible_to_everybody,
-        s10_attempts_are_counted_until_there_is_a_claim,
-        s11_giving_up_is_part_of_the_transaction,
-        s12_kept_copies_share_a_row,
         s13_consumers_are_independent,
-        s14_migrate_may_run_again_and_at_once,
         s15_a_handlers_error_is_the_messages,
         s16_overlapping_claims_never_deadlock,
-        s17_the_operator_sees_what_is_there,
+    ]
+}
+
+/// What the other traits of a store promise.
+pub(crate) fn beyond_the_claim_path<S: FullStoreSubject>() -> Vec<Case<Arc<S>>> {
+    cases![StoreStage<S>:
+        s10_attempts_are_counted_until_there_is_a_claim [FailureStore],
+        s11_giving_up_is_part_of_the_transaction [FailureStore],
+        s12_kept_copies_share_a_row [FailureStore],
+        s14_migrate_may_run_again_and_at_once [Maintenance],
+        s17_the_operator_sees_what_is_there [Operator],
     ]
 }
 
@@ -365,7 +379,7 @@ async fn s13_consumers_are_independent<S: StoreSubject>(stage: StoreStage<S>) ->
     Ok(())
 }
 
-async fn s14_migrate_may_run_again_and_at_once<S: StoreSubject>(stage: StoreStage<S>) -> CaseResult {
+async fn s14_migrate_may_run_again_and_at_once<S: FullStoreSubject>(stage: StoreStage<S>) -> CaseResult {
     let [a] = ids();
     stage.process(&[a]).await?;
     let mut migrations = JoinSet::new();

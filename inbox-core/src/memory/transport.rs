@@ -258,6 +258,22 @@ impl MemoryTransport {
         self.end(&old, true);
     }
 
+    /// Test hook: the lease of one delivery ends, that of the message which was published as number `at` of the topic
+    /// (from 0). It comes again to the group; its receipt settles nothing any more. False when it is not out here.
+    pub fn lose_lease(&self, at: usize) -> bool {
+        let session = lock(&self.session);
+        let mut state = lock(&self.group.state);
+        let found = state.out.iter().find(|(_, out)| out.at == at && out.session == session.id());
+        let Some(token) = found.map(|(token, _)| *token) else { return false };
+        session.mark_receipt_lost(token);
+        if let Some(out) = state.out.remove(&token) {
+            state.give_back(&out, false);
+        }
+        drop(state);
+        self.group.changed.notify_waiters();
+        true
+    }
+
     fn end(&self, session: &Session, suspect: bool) {
         session.mark_lost();
         lock(&self.group.state).end(session.id(), suspect);

@@ -132,6 +132,7 @@ impl<S: FailureStore> Engine<S> {
             Ok(consumer) => consumer,
             Err(error) => return BatchEnd::RolledBack(RolledBack::by_store(error, &progress, true)),
         };
+        failpoint!("inbox::b");
         let mut tx = match self.store.begin(&self.settings.limits()).await {
             Ok(tx) => tx,
             Err(error) => return BatchEnd::RolledBack(RolledBack::by_store(error, &progress, true)),
@@ -144,6 +145,7 @@ impl<S: FailureStore> Engine<S> {
                 return BatchEnd::RolledBack(RolledBack::by_store(error, &progress, true));
             }
         };
+        failpoint!("inbox::c");
         // Time is measured from here: a claim that waited for another transaction must not cut this one.
         let claimed = Instant::now();
         let deadline = claimed + self.settings.max_batch_time;
@@ -152,8 +154,10 @@ impl<S: FailureStore> Engine<S> {
             Err(halt) => return BatchEnd::RolledBack(self.undo(halt, tx, &claims, &progress).await),
         }
         let handlers = claimed.elapsed();
+        failpoint!("inbox::d");
         match self.store.commit(tx, claims).await {
             Ok(()) => {
+                failpoint!("inbox::f");
                 self.committed();
                 self.counters.batch(items.len(), began.elapsed().as_secs_f64());
                 BatchEnd::Committed(Committed { fates: progress.fates, handlers })
@@ -250,13 +254,8 @@ impl<S: FailureStore> Engine<S> {
         deadline: Instant,
         progress: &mut Progress,
     ) -> Result<(), Halt> {
-        let work: Vec<Work<'_>> = run
-            .iter()
-            .map(|item| Work {
-                message: &item.message,
-                session: item.receipt.as_ref().map(|receipt| receipt.session()),
-            })
-            .collect();
+        let work: Vec<Work<'_>> =
+            run.iter().map(|item| Work { message: &item.message, receipt: item.receipt.as_ref() }).collect();
         let cut: &CancellationToken = &stops.abandon;
         let limits = RunLimits {
             handler_timeout: self.settings.handler_timeout,

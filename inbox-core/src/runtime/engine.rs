@@ -110,7 +110,7 @@ pub(crate) struct Item {
 impl Item {
     /// Whether it may not start any more.
     pub(crate) fn is_ending(&self) -> bool {
-        self.receipt.as_ref().is_some_and(|receipt| receipt.session().is_ending())
+        self.receipt.as_ref().is_some_and(Receipt::is_ending)
     }
 
     /// Notes how many attempts have failed; the handler sees the next one's number.

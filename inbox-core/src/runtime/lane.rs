@@ -119,7 +119,8 @@ impl<S: FailureStore> Lane<S> {
         self.queue.extend(self.inlet.queue.lock().unwrap_or_else(PoisonError::into_inner).drain(..));
     }
 
-    /// Drops what belongs to a session that is ending, and what follows it by key: it must not overtake.
+    /// Drops what belongs to a session that is ending, or whose own lease is lost, and gives back what follows it by key: it
+    /// must not overtake.
     fn drop_ended(&mut self) {
         if !self.queue.iter().any(|item| item.is_ending()) {
             return;

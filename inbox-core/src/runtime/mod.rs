@@ -209,6 +209,7 @@ impl<S: FailureStore> Feed<S> {
             match received {
                 Ok(deliveries) => {
                     failures = 0;
+                    failpoint!("inbox::a");
                     self.admit(deliveries);
                 }
                 Err(error) if error.kind() == TransportErrorKind::Unavailable => {
@@ -263,7 +264,7 @@ impl<S: FailureStore> Feed<S> {
         self.engine.counters.in_flight(self.bound.messages());
     }
 
-    /// Wakes the lanes when the delivery's session ends, so that what waits for it is dropped at once.
+    /// Wakes the lanes when the delivery's session ends or loses a receipt, so that what waits for it is dropped at once.
     fn watch(&mut self, delivery: &Delivery) {
         let session = delivery.receipt.session();
         if !self.watched.insert(session.id()) {
@@ -272,9 +273,16 @@ impl<S: FailureStore> Feed<S> {
         let (session, inlets) = (session.clone(), self.inlets.clone());
         let over = self.over.clone();
         drop(spawn(async move {
-            tokio::select! {
-                () = session.ending() => inlets.iter().for_each(|inlet| inlet.wake()),
-                () = over.cancelled() => {}
+            loop {
+                let ended = tokio::select! {
+                    () = session.ending() => true,
+                    () = session.lost_one() => false,
+                    () = over.cancelled() => return,
+                };
+                inlets.iter().for_each(|inlet| inlet.wake());
+                if ended {
+                    return;
+                }
             }
         }));
     }

@@ -66,6 +66,7 @@ pub(crate) async fn run<S: FailureStore>(
                 }
             };
             engine.counters.lost_acks.add(lost);
+            failpoint!("inbox::g");
         }
         if !releases.is_empty()
             && let Err(error) = transport.release(releases).await

@@ -10,21 +10,19 @@ mod state;
 use std::{
     env,
     fs::{self, File},
-    net::{Ipv4Addr, TcpListener, TcpStream},
+    net::{Ipv4Addr, TcpListener},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
-
-use self::{packages::Need, state::Running};
-use crate::{
+use xtask::{
     process::{gone, kill_tree, signal, wait_until},
-    workspace,
+    servers::{LIMIT, free_port, serves},
 };
 
-/// How long a service may take to come up or go down.
-const LIMIT: Duration = Duration::from_secs(60);
+use self::{packages::Need, state::Running};
+use crate::workspace;
 
 /// How long a service that runs may take to accept a connection.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -225,28 +223,9 @@ fn lock(folder: &Path) -> Result<File> {
     Ok(file)
 }
 
-fn free_port() -> Result<u16> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port")?;
-    Ok(listener.local_addr()?.port())
-}
-
 /// Whether a service that runs can be used; one under load may take a moment to say so.
 fn answers(running: &Running) -> bool {
     wait_until(PATIENCE, || serves(running.port))
-}
-
-fn serves(port: u16) -> bool {
-    TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok()
-}
-
-/// An empty folder of this name.
-fn emptied(folder: &Path) -> Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot empty {}", folder.display()))
-        }
-        _ => fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display())),
-    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::{path::Path, process::Command};
 
 use anyhow::{Context, Result, bail};
 
-use crate::process::{is_root, on_path, run_logged};
+use xtask::process::{is_root, on_path, run_logged};
 
 /// Something that a build or a service needs.
 #[derive(Debug, Clone, Copy)]

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use anyhow::{Context, Result};
 
-use crate::process::runs;
+use xtask::process::runs;
 
 /// One service that was started here; `pid` 0 once it was ended here.
 #[derive(Debug, Clone, PartialEq, Eq)]

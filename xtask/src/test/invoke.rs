@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use super::counts::Counts;
-use crate::process::{kill_tree, shown, wait_until};
+use xtask::process::{kill_tree, shown, wait_until};
 
 /// How long the last output of a command that has ended may take to come.
 const DRAIN: Duration = Duration::from_secs(20);

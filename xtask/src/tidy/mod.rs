@@ -8,7 +8,9 @@ use std::{fs, process::Command};
 use anyhow::{Context, Result, bail};
 
 use self::checks::SourceFile;
-use crate::{process::shown, workspace};
+use xtask::process::shown;
+
+use crate::workspace;
 
 /// What came of one check.
 #[derive(Debug)]

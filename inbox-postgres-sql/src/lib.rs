@@ -1,4 +1,10 @@
-//! Every statement of the store.
+//! The tables and every statement of the inbox on PostgreSQL: text, and nothing else.
+//!
+//! Stores over different drivers use these, so that they share their tables and can take turns on one database:
+//! `inbox-postgres` (on sqlx), and one of your own. The numbers of a statement's parameters and columns are part of it.
+//!
+//! This crate has the version of [`MIGRATIONS`] and changes with it: a minor version may change a statement, so a store
+//! of your own pins it exactly (`=0.1.0`) and runs the suite of `inbox-conformance` before it moves on.
 
 /// What every BEGIN of a transaction for handlers starts with; [`begin`] adds the bounds.
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
@@ -6,7 +12,7 @@ const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
 
 /// Begins a transaction for handlers. The session's own `lock_timeout` and the bound of a handler's statements are kept
 /// aside; [`CLAIM`] puts both in force.
-pub(crate) fn begin(lock_timeout_ms: i64, claim_timeout_ms: i64, statement_timeout_ms: i64) -> String {
+pub fn begin(lock_timeout_ms: i64, claim_timeout_ms: i64, statement_timeout_ms: i64) -> String {
     format!(
         "{BEGIN}; SELECT set_config('inbox.lock_timeout', current_setting('lock_timeout'), true), \
          set_config('inbox.statement_timeout', '{statement_timeout_ms}', true), \
@@ -17,22 +23,22 @@ pub(crate) fn begin(lock_timeout_ms: i64, claim_timeout_ms: i64, statement_timeo
 
 /// Begins a transaction of the store's own that writes. It is durable when its COMMIT returns, whatever the role's
 /// `synchronous_commit` says: a consumer's number that a crash of the database forgot could be given to another one.
-pub(crate) const BEGIN_OWN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
+pub const BEGIN_OWN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
      SET LOCAL idle_in_transaction_session_timeout = 0; SET LOCAL lock_timeout = '10s'; \
      SET LOCAL statement_timeout = '20s'; \
      SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') IN ('off', 'local')";
 
 /// Begins a migration, which may wait for another one as long as it takes.
-pub(crate) const BEGIN_MIGRATION: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
+pub const BEGIN_MIGRATION: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
      SET LOCAL idle_in_transaction_session_timeout = 0; SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0; \
      SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') IN ('off', 'local')";
 
 /// Begins a transaction that only reads.
-pub(crate) const BEGIN_READ: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; \
+pub const BEGIN_READ: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; \
      SET LOCAL idle_in_transaction_session_timeout = 0; SET LOCAL statement_timeout = '20s'";
 
 /// Makes the server notice within a second that a connection in doubt was closed in the middle of a statement.
-pub(crate) const NOTICE_CLOSED_CONNECTIONS: &str = "SET client_connection_check_interval = '1s'";
+pub const NOTICE_CLOSED_CONNECTIONS: &str = "SET client_connection_check_interval = '1s'";
 
 /// Claims ids, in ascending order; puts a guard row under the transaction; and, once no wait can follow, ends the claim's
 /// own bounds.
@@ -40,7 +46,7 @@ pub(crate) const NOTICE_CLOSED_CONNECTIONS: &str = "SET client_connection_check_
 /// The guard row's deferred foreign key points at a row that never exists: a COMMIT that is not preceded by [`FINISH`],
 /// which deletes it, fails with 23503 and takes claims and effects along. It also gives the transaction an id when
 /// every message is a duplicate. `max` makes the settings wait for all rows of `claimed`.
-pub(crate) const CLAIM: &str = "\
+pub const CLAIM: &str = "\
     WITH guard AS (
         INSERT INTO inbox.guard (transaction) VALUES (pg_current_xact_id()::text::bigint)
     ), claimed AS (
@@ -57,59 +63,59 @@ pub(crate) const CLAIM: &str = "\
     FROM claimed";
 
 /// The fingerprints of ids that others have claimed: a statement of its own, whose snapshot is newer than their commits.
-pub(crate) const FINGERPRINTS: &str =
+pub const FINGERPRINTS: &str =
     "SELECT message_id, fingerprint FROM inbox.claims WHERE consumer = $1 AND message_id = ANY ($2)";
 
 /// Takes claims back.
-pub(crate) const UNCLAIM: &str = "DELETE FROM inbox.claims WHERE consumer = $1 AND message_id = ANY ($2)";
+pub const UNCLAIM: &str = "DELETE FROM inbox.claims WHERE consumer = $1 AND message_id = ANY ($2)";
 
 /// Which transaction this is, without making it one that writes.
-pub(crate) const CHECK: &str = "SELECT pg_current_xact_id_if_assigned()::text::bigint";
+pub const CHECK: &str = "SELECT pg_current_xact_id_if_assigned()::text::bigint";
 
 /// The last statement before COMMIT: lifts the guard, says which transaction this is, and makes its COMMIT wait for the
 /// disk whatever a handler or the role has set, unless `$2`.
-pub(crate) const FINISH: &str = "\
+pub const FINISH: &str = "\
     WITH guard AS (DELETE FROM inbox.guard WHERE transaction = $1 RETURNING transaction)
     SELECT pg_current_xact_id_if_assigned()::text::bigint, (SELECT count(*) FROM guard),
         CASE WHEN NOT $2 AND current_setting('synchronous_commit') IN ('off', 'local')
             THEN set_config('synchronous_commit', 'on', true) END";
 
 /// The version of the schema.
-pub(crate) const VERSION: &str = "SELECT coalesce(max(version), 0) FROM inbox.schema_version";
+pub const VERSION: &str = "SELECT coalesce(max(version), 0) FROM inbox.schema_version";
 
 /// Whether what is sent outside a transaction is refused on this connection.
-pub(crate) const IS_READ_ONLY_OUTSIDE: &str = "SELECT current_setting('default_transaction_read_only')::bool";
+pub const IS_READ_ONLY_OUTSIDE: &str = "SELECT current_setting('default_transaction_read_only')::bool";
 
 /// Whether there is a schema at all, for a role that may not create one. Not `to_regclass`: it answers from a cache, and
 /// after the wait for [`LOCK_MIGRATION`] it would not see what the holder has committed.
-pub(crate) const HAS_VERSION: &str = "SELECT EXISTS (SELECT FROM pg_catalog.pg_class c \
+pub const HAS_VERSION: &str = "SELECT EXISTS (SELECT FROM pg_catalog.pg_class c \
      JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
      WHERE n.nspname = 'inbox' AND c.relname = 'schema_version')";
 
 /// Whether the schema `inbox` exists: `CREATE SCHEMA IF NOT EXISTS` asks for a permission even then.
-pub(crate) const HAS_SCHEMA: &str = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'inbox')";
+pub const HAS_SCHEMA: &str = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'inbox')";
 
 /// Makes the schema.
-pub(crate) const CREATE_SCHEMA: &str = "CREATE SCHEMA inbox";
+pub const CREATE_SCHEMA: &str = "CREATE SCHEMA inbox";
 
 /// One migration at a time; the lock ends with the transaction, also behind a pooler.
-pub(crate) const LOCK_MIGRATION: &str = "SELECT pg_advisory_xact_lock(7596554172801110113)";
+pub const LOCK_MIGRATION: &str = "SELECT pg_advisory_xact_lock(7596554172801110113)";
 
 /// Notes a version.
-pub(crate) const SET_VERSION: &str = "INSERT INTO inbox.schema_version (version) VALUES ($1)";
+pub const SET_VERSION: &str = "INSERT INTO inbox.schema_version (version) VALUES ($1)";
 
 /// What brings the schema from version n to n + 1, at index n. A published one never changes.
-pub(crate) const MIGRATIONS: [&str; 1] = [include_str!("v1.sql")];
+pub const MIGRATIONS: [&str; 1] = [include_str!("v1.sql")];
 
 /// The number of a consumer.
-pub(crate) const CONSUMER: &str = "SELECT number FROM inbox.consumers WHERE name = $1";
+pub const CONSUMER: &str = "SELECT number FROM inbox.consumers WHERE name = $1";
 
 /// Gives a consumer a number unless somebody just did.
-pub(crate) const NEW_CONSUMER: &str =
+pub const NEW_CONSUMER: &str =
     "INSERT INTO inbox.consumers (name) VALUES ($1) ON CONFLICT (name) DO NOTHING RETURNING number";
 
 /// Counts one attempt unless the id has a claim. A row that is quarantined stays so.
-pub(crate) const RECORD_ATTEMPT: &str = "\
+pub const RECORD_ATTEMPT: &str = "\
     INSERT INTO inbox.failures AS f (consumer, message_id, fingerprint, reason, error, id_text, kind, key, headers, body,
         origin, source_name, coordinates, produced_at, stored_at, attempts)
     SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 1
@@ -120,7 +126,7 @@ pub(crate) const RECORD_ATTEMPT: &str = "\
 
 /// Quarantines a message. A `retrying` row of the same content becomes that row and keeps its attempts; another copy of
 /// what is quarantined already is counted.
-pub(crate) const QUARANTINE: &str = "\
+pub const QUARANTINE: &str = "\
     INSERT INTO inbox.failures AS f (consumer, message_id, fingerprint, reason, error, id_text, kind, key, headers, body,
         origin, source_name, coordinates, produced_at, stored_at)
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
@@ -137,11 +143,11 @@ pub(crate) const QUARANTINE: &str = "\
         stored_at = CASE WHEN f.reason = 'retrying' THEN excluded.stored_at ELSE f.stored_at END";
 
 /// Forgets the attempts of an id.
-pub(crate) const FORGET_ATTEMPTS: &str =
+pub const FORGET_ATTEMPTS: &str =
     "DELETE FROM inbox.failures WHERE consumer = $1 AND message_id = $2 AND reason = 'retrying'";
 
 /// How much there is of a consumer. A `retrying` row whose id has a claim is done with.
-pub(crate) const COUNTS: &str = "\
+pub const COUNTS: &str = "\
     SELECT (SELECT count(*) FROM inbox.claims WHERE consumer = $1),
         count(*) FILTER (WHERE f.reason = 'retrying' AND NOT EXISTS (
             SELECT FROM inbox.claims c WHERE c.consumer = f.consumer AND c.message_id = f.message_id)),
@@ -149,7 +155,7 @@ pub(crate) const COUNTS: &str = "\
     FROM inbox.failures f WHERE f.consumer = $1";
 
 /// The oldest failures of a consumer.
-pub(crate) const FAILURES: &str = "\
+pub const FAILURES: &str = "\
     SELECT f.message_id, f.reason, f.attempts, f.seen, f.error, f.id_text, f.kind, f.body, f.source_name, f.coordinates,
         f.last_failed_at
     FROM inbox.failures f JOIN inbox.consumers n ON n.number = f.consumer
