@@ -347,8 +347,19 @@ impl Inspector {
         partitions
             .into_iter()
             .map(|(partition, _)| {
-                let ends = self.consumer.fetch_watermarks(topic, partition, timeout);
-                Ok((partition, ends.map_err(|error| error::of(self.operation, error))?))
+                // A partition that was made just now, or moves, has no leader for a moment.
+                loop {
+                    match self.consumer.fetch_watermarks(topic, partition, timeout) {
+                        Ok(ends) => return Ok((partition, ends)),
+                        Err(error) => {
+                            let error = error::of(self.operation, error);
+                            if error.kind() != TransportErrorKind::Unavailable || Instant::now() >= deadline {
+                                return Err(error);
+                            }
+                            self.pause();
+                        }
+                    }
+                }
             })
             .collect()
     }

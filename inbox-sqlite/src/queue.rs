@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use backon::Retryable;
 use inbox_core::{TransportError, TransportErrorKind, config::TransportUrl};
 use sqlx::{
-    SqlitePool,
+    Connection, SqlitePool,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
 };
 
@@ -115,6 +115,14 @@ impl QueueConfig {
                 .idle_timeout(None)
                 .max_lifetime(None)
                 .test_before_acquire(false)
+                // SQLite ends a transaction by itself when its disk is full, and sqlx takes the connection to be in one
+                // for ever. The ping comes behind a rollback that is still on its way.
+                .after_release(|connection, _| {
+                    Box::pin(async move {
+                        connection.ping().await?;
+                        Ok(!connection.is_in_transaction())
+                    })
+                })
                 .connect_with(options.clone())
         };
         open.retry(error::patience())

@@ -2,6 +2,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this is a program for a terminal")]
 
 mod bench;
+mod faults;
 mod services;
 mod test;
 mod tidy;
@@ -32,6 +33,9 @@ enum Task {
     /// Measure the inbox beside hand-written loops, on real servers; the arguments are those of `bench`.
     #[command(disable_help_flag = true)]
     Bench(bench::Options),
+    /// Do harm to consumers and servers at work, and see what holds; the arguments are those of `faults`.
+    #[command(disable_help_flag = true)]
+    Faults(faults::Options),
 }
 
 #[derive(Debug, Subcommand)]
@@ -64,6 +68,7 @@ fn main() -> Result<ExitCode> {
         Task::Test(options) => success(test::run(&options)),
         Task::Tidy => success(tidy::report(&tidy::run()?)),
         Task::Bench(options) => success(bench::run(&options)?),
+        Task::Faults(options) => ExitCode::from(faults::run(&options)?),
     })
 }
 

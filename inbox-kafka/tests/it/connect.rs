@@ -172,7 +172,9 @@ async fn tls_at_a_port_that_speaks_in_the_clear() {
     let url = format!("{}/t?group=g&tls=true&connect_timeout=2s", broker());
     let error = inbox_kafka::connect(&url).await.expect_err("no TLS there");
     assert_eq!(error.kind(), TransportErrorKind::Unavailable, "a broker that restarts looks the same");
-    assert!(report(&error).contains("PLAINTEXT"), "{}", report(&error));
+    // librdkafka guesses at the cause only when the broker takes its time to hang up.
+    let text = report(&error);
+    assert!(text.contains("PLAINTEXT") || text.contains("SSL_HANDSHAKE"), "{text}");
 }
 
 #[tokio::test]

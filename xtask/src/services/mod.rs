@@ -116,6 +116,15 @@ pub(crate) fn install_build_tools() -> Result<()> {
     packages::install(packages::BUILD, &folder.join("install.log"))
 }
 
+/// Installs what the named services are run with, and starts nothing.
+pub(crate) fn install_for(names: &[&str]) -> Result<()> {
+    let folder = folder()?;
+    let _lock = lock(&folder)?;
+    let wanted = ALL.iter().filter(|service| names.contains(&service.name)).flat_map(|service| service.needs);
+    let needs: Vec<Need> = packages::BUILD.iter().chain(wanted).copied().collect();
+    packages::install(&needs, &folder.join("install.log"))
+}
+
 /// Ends what `up` started, and nothing else; with `names`, of those only.
 pub(crate) fn down(names: Option<&[&str]>) -> Result<()> {
     let folder = folder()?;

@@ -28,6 +28,8 @@ pub(crate) enum Step {
     Chaos,
     /// The same against real servers, with threads and with processes.
     ChaosServers,
+    /// Every fault once, shortly; and wrong consumers are found out.
+    Faults,
 }
 
 /// What a step does.
@@ -83,6 +85,7 @@ impl Step {
             Self::Quickstart => "quickstart",
             Self::Chaos => "chaos",
             Self::ChaosServers => "chaos-servers",
+            Self::Faults => "faults",
         }
     }
 
@@ -93,12 +96,12 @@ impl Step {
 
     /// Whether it compiles the whole workspace, so needs the tools and libraries that a broker's client is built with.
     pub(crate) fn needs_build_tools(self) -> bool {
-        matches!(self, Self::Clippy | Self::Doc)
+        matches!(self, Self::Clippy | Self::Doc | Self::Faults)
     }
 
     /// Whether a quick run has it: the rest takes minutes and seldom finds what these do not.
     pub(crate) fn is_quick(self) -> bool {
-        !matches!(self, Self::CompileFail | Self::Doc | Self::Chaos | Self::ChaosServers)
+        !matches!(self, Self::CompileFail | Self::Doc | Self::Chaos | Self::ChaosServers | Self::Faults)
     }
 
     /// What it does.
@@ -133,6 +136,11 @@ impl Step {
                 on_servers(Some("--processes"), 0),
                 on_servers(Some("--no-inbox"), 1),
             ]),
+            Self::Faults => Work::Commands(vec![
+                faults(&["--short"], 0),
+                faults(&["--short", "--case", "kill", "--broker", "sqlite", "--saboteur", "ack-first"], 1),
+                faults(&["--short", "--case", "kill", "--broker", "kafka", "--saboteur", "no-claim"], 1),
+            ]),
         }
     }
 }
@@ -141,6 +149,12 @@ fn on_servers(option: Option<&'static str>, status: i32) -> Invocation {
     let mut invocation = Invocation::of(&["run", "--bin", "chaos", "--features", "kafka,postgres", "--"]);
     invocation.arguments.extend(["--transport", "$INBOX_TEST_KAFKA", "--store", "$INBOX_TEST_POSTGRES"]);
     invocation.arguments.extend(option);
+    Invocation { status, ..invocation }
+}
+
+fn faults(options: &[&'static str], status: i32) -> Invocation {
+    let mut invocation = Invocation::of(&["run", "-p", "inbox-faults", "--"]);
+    invocation.arguments.extend(options);
     Invocation { status, ..invocation }
 }
 
