@@ -41,6 +41,11 @@ pub trait TransportSubject: Send + Sync + 'static {
         true
     }
 
+    /// Whether [`Link::lose_lease`] works.
+    fn can_lose_leases(&self) -> bool {
+        false
+    }
+
     /// A topic that nobody else uses, empty, and a group that has read nothing of it.
     ///
     /// # Errors
@@ -75,6 +80,15 @@ pub trait Link: Send + Sync + 'static {
     /// # Errors
     /// Fails the case. Called only where [`TransportSubject::can_break_sessions`].
     async fn break_sessions(&self) -> Result<(), BoxError>;
+
+    /// Ends the lease of one delivery, that of the message which was published as number `place` of the topic (from 0),
+    /// while the session of the consumer that holds it lives on.
+    ///
+    /// # Errors
+    /// Fails the case. Called only where [`TransportSubject::can_lose_leases`].
+    async fn lose_lease(&self, place: usize) -> Result<(), BoxError> {
+        Err(format!("this subject cannot end the lease of message {place}").into())
+    }
 
     /// How many messages of the topic its own group has not acked, as the broker sees it.
     ///
@@ -158,6 +172,8 @@ pub enum Need {
     ExclusiveKeys,
     /// The suite can break sessions.
     BreakSessions,
+    /// The suite can end the lease of a single delivery.
+    LoseLeases,
     /// Handlers can send COMMIT and ROLLBACK by SQL.
     RawTransactionControl,
     /// A statement that fails aborts its transaction.
@@ -181,6 +197,7 @@ impl Need {
             Self::Ordering => capabilities.ordering != Ordering::None,
             Self::ExclusiveKeys => capabilities.ordering != Ordering::None && capabilities.exclusive_keys,
             Self::BreakSessions => transport.can_break_sessions(),
+            Self::LoseLeases => transport.can_lose_leases(),
             Self::RawTransactionControl | Self::StatementsAbort | Self::ConcurrentTransactions => true,
             Self::FailureStore | Self::Maintenance | Self::Operator => true,
         }
@@ -193,7 +210,7 @@ impl Need {
             Self::RawTransactionControl => features.raw_transaction_control,
             Self::StatementsAbort => features.statements_abort,
             Self::ConcurrentTransactions => features.concurrent,
-            Self::Ordering | Self::ExclusiveKeys | Self::BreakSessions => true,
+            Self::Ordering | Self::ExclusiveKeys | Self::BreakSessions | Self::LoseLeases => true,
             Self::FailureStore | Self::Maintenance | Self::Operator => true,
         }
     }
@@ -205,6 +222,7 @@ impl fmt::Display for Need {
             Self::Ordering => "ordering",
             Self::ExclusiveKeys => "exclusive_keys",
             Self::BreakSessions => "break_sessions",
+            Self::LoseLeases => "lose_leases",
             Self::RawTransactionControl => "raw_transaction_control",
             Self::StatementsAbort => "statements_abort",
             Self::ConcurrentTransactions => "concurrent_transactions",

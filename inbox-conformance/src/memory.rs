@@ -31,6 +31,10 @@ impl TransportSubject for MemoryBrokerSubject {
         true
     }
 
+    fn can_lose_leases(&self) -> bool {
+        true
+    }
+
     async fn fresh(&self) -> Result<Arc<dyn Link>, BoxError> {
         let link = MemoryLink { broker: self.broker.clone(), topic: unique("topic"), connected: Mutex::default() };
         Ok(Arc::new(link))
@@ -67,6 +71,12 @@ impl Link for MemoryLink {
             transport.disconnect();
         }
         Ok(())
+    }
+
+    async fn lose_lease(&self, place: usize) -> Result<(), BoxError> {
+        let connected = self.connected.lock().unwrap_or_else(PoisonError::into_inner);
+        let lost = connected.iter().filter_map(std::sync::Weak::upgrade).any(|transport| transport.lose_lease(place));
+        if lost { Ok(()) } else { Err(format!("message {place} is not out").into()) }
     }
 
     async fn backlog(&self) -> Result<u64, BoxError> {

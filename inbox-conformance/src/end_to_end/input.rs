@@ -46,7 +46,12 @@ pub(super) async fn e34_a_message_without_a_usable_id_is_kept<S: FullStoreSubjec
     let running = Running::start(scene.inbox(Arc::new(transport), Arc::clone(&scene.store), good()))?;
     until("7 commits without an ack", || async { Ok(lost.load(Ordering::SeqCst) >= 7) }).await?;
     drop(running);
-    let kept = ["absent", "absent", "blank", "empty", "max", "nil"].map(|label| (label, Reason::MissingId));
+    let mut kept =
+        ["absent", "absent", "blank", "empty", "max", "nil"].map(|label| (label, Reason::MissingId)).to_vec();
+    if scene.failures().await?.iter().any(|row| row.source.coordinates.is_none()) {
+        // Nothing tells equal ones apart where the broker gives them no coordinates: one row counts them.
+        kept.remove(0);
+    }
     scene.failures_are(&kept).await?;
     scene.finish().await?;
     scene.each_once(&["good"]).await?;

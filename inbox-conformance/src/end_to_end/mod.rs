@@ -34,7 +34,7 @@ use self::{
     scene::Scene,
     stopping::{
         e13_a_graceful_shutdown_runs_nothing_again, e14_a_handler_beyond_the_shutdown_deadline_is_rolled_back,
-        e15_a_lost_session_loses_nothing,
+        e15_a_lost_session_loses_nothing, e42_a_lost_lease_takes_its_followers_along,
     },
     trouble::{
         e39_an_outage_counts_nothing_and_loses_nothing, e40_an_outage_at_the_start_is_waited_out,
@@ -89,5 +89,6 @@ pub(crate) fn all<S: FullStoreSubject>() -> Vec<Case<Pair<S>>> {
         e39_an_outage_counts_nothing_and_loses_nothing,
         e40_an_outage_at_the_start_is_waited_out,
         e41_an_unknown_commit_is_claimed_again,
+        e42_a_lost_lease_takes_its_followers_along [Ordering, LoseLeases],
     ]
 }

@@ -83,7 +83,11 @@ pub const SABOTEURS: &[Saboteur] = &[
     transport(
         TransportSabotage::Reorders,
         "hands over what it fetched last first",
-        &["t05_a_key_keeps_its_order_also_when_it_comes_again", "e01_each_effect_once_and_keys_in_order"],
+        &[
+            "t05_a_key_keeps_its_order_also_when_it_comes_again",
+            "e01_each_effect_once_and_keys_in_order",
+            "e42_a_lost_lease_takes_its_followers_along",
+        ],
     ),
     transport(
         TransportSabotage::IsNotCancelSafe,

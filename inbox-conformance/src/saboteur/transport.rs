@@ -78,6 +78,9 @@ impl TransportSubject for SabotagedTransportSubject {
     fn can_break_sessions(&self) -> bool {
         self.inner.can_break_sessions()
     }
+    fn can_lose_leases(&self) -> bool {
+        self.inner.can_lose_leases()
+    }
     async fn fresh(&self) -> Result<Arc<dyn Link>, BoxError> {
         let inner = self.inner.fresh().await?;
         Ok(Arc::new(SabotagedLink { inner, how: self.how, connected: Mutex::default() }))
@@ -140,6 +143,9 @@ impl Link for SabotagedLink {
             }
         }
         self.inner.break_sessions().await
+    }
+    async fn lose_lease(&self, place: usize) -> Result<(), BoxError> {
+        self.inner.lose_lease(place).await
     }
     async fn backlog(&self) -> Result<u64, BoxError> {
         self.inner.backlog().await
