@@ -10,6 +10,8 @@ use crate::contestant::Contestant;
 pub(crate) const MESSAGES: usize = 100_000;
 /// How many rounds it has.
 pub(crate) const ROUNDS: usize = 5;
+/// Where chance begins.
+const SEED: u64 = 1;
 
 /// What the inbox costs, beside hand-written consumer loops.
 ///
@@ -28,7 +30,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "CONTESTANT", value_enum)]
     pub(crate) only: Vec<Contestant>,
     /// Seed of the messages.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = SEED)]
     pub(crate) seed: u64,
     /// Instead of the comparison: this many messages wait, and the inbox works them off while its memory is watched.
     #[arg(long, value_name = "MESSAGES", conflicts_with_all = ["messages", "rounds", "only"])]
@@ -51,9 +53,43 @@ impl Args {
         self.report.clone().or_else(|| full.then(|| PathBuf::from("docs/BENCHMARKS.md")))
     }
 
-    /// The command as a person would type it.
-    pub(crate) fn shown() -> String {
-        let words: Vec<String> = std::env::args().skip(1).collect();
-        ["cargo xtask bench".to_owned()].into_iter().chain(words).collect::<Vec<_>>().join(" ")
+    /// The command that measures this again, as a person would type it: without the place of the report, which is a
+    /// matter of one machine.
+    pub(crate) fn shown(&self) -> String {
+        let mut words = vec!["cargo xtask bench".to_owned()];
+        if let Some(messages) = self.backlog {
+            words.push(format!("--backlog {messages}"));
+        }
+        if self.messages != MESSAGES {
+            words.push(format!("--messages {}", self.messages));
+        }
+        if self.rounds != ROUNDS {
+            words.push(format!("--rounds {}", self.rounds));
+        }
+        words.extend(self.only.iter().map(|contestant| format!("--only {}", contestant.name())));
+        if self.seed != SEED {
+            words.push(format!("--seed {}", self.seed));
+        }
+        words.join(" ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(words: &[&str]) -> String {
+        Args::try_parse_from(["bench"].iter().chain(words)).unwrap().shown()
+    }
+
+    #[test]
+    fn the_command_is_shown_without_paths() {
+        assert_eq!(shown(&[]), "cargo xtask bench");
+        assert_eq!(shown(&["--report", "/home/me/x.md", "--rounds=2"]), "cargo xtask bench --rounds 2");
+        assert_eq!(
+            shown(&["--messages", "10", "--only", "raw", "--only", "ours-1", "--seed", "7"]),
+            "cargo xtask bench --messages 10 --only raw --only ours-1 --seed 7"
+        );
+        assert_eq!(shown(&["--backlog", "1000000"]), "cargo xtask bench --backlog 1000000");
     }
 }

@@ -63,7 +63,7 @@ pub(crate) async fn run(args: &Args, messages: usize) -> Result<bool> {
     let done = unless_interrupted(work_off(workload, &mut stage)).await;
     stage.strike().await;
     let Some((backlog, machine)) = done? else { return Ok(false) };
-    let text = report::backlog(&machine, &backlog);
+    let text = report::backlog(args, &machine, &backlog);
     println!("{text}");
     if let Some(file) = args.report() {
         report::write(&file, Section::Backlog, &text)?;

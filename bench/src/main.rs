@@ -1,7 +1,7 @@
 //! What the inbox costs: the same messages through it, through hand-written loops, and through nothing.
 //!
 //! The process that a person starts fills a topic, runs each contestant in a child process of its own, proves what it
-//! left in the database and in its consumer group, and compares within each round. A contestant reads its [`Job`] from
+//! left in the database and in its consumer group, and compares within each round. A contestant reads its job from
 //! its standard input and prints what it measured.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this is a program for a terminal")]
 

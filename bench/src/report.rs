@@ -1,4 +1,4 @@
-//! The report: the same Markdown for the terminal and for `docs/BENCHMARKS.md`. Pure but for [`write`].
+//! The report: the same Markdown for the terminal and for `docs/BENCHMARKS.md`. Pure, but for what writes the file.
 
 use std::{fs, io, path::Path};
 
@@ -55,7 +55,7 @@ fn replaced(before: &str, section: Section, text: &str) -> Option<String> {
 
 /// The comparison.
 pub(crate) fn compare(args: &Args, machine: &str, summary: &Summary) -> String {
-    let mut blocks = opening(machine);
+    let mut blocks = opening(args, machine);
     blocks.push(format!(
         "{} payments, {} of them sent twice, {PARTITIONS} partitions, {} rounds. Messages a second count the copies \
          too. Processor time is in microseconds a message, the median of the rounds.",
@@ -74,8 +74,8 @@ pub(crate) fn compare(args: &Args, machine: &str, summary: &Summary) -> String {
 }
 
 /// The command, and on what it ran.
-fn opening(machine: &str) -> Vec<String> {
-    vec![format!("`{}`", Args::shown()), machine.trim().to_owned()]
+fn opening(args: &Args, machine: &str) -> Vec<String> {
+    vec![format!("`{}`", args.shown()), machine.trim().to_owned()]
 }
 
 fn figures(summary: &Summary) -> Table {
@@ -116,10 +116,10 @@ fn goals(summary: &Summary) -> Table {
 }
 
 /// The backlog.
-pub(crate) fn backlog(machine: &str, backlog: &Backlog) -> String {
+pub(crate) fn backlog(args: &Args, machine: &str, backlog: &Backlog) -> String {
     #[allow(clippy::cast_precision_loss, reason = "millions")]
     let rate = backlog.records as f64 / backlog.measured.seconds;
-    let mut blocks = opening(machine);
+    let mut blocks = opening(args, machine);
     blocks.push(format!(
         "{} messages wait; `{}` ({LANES} lanes, {BATCH} messages a batch) works them off in {:.1} s, {} msg/s.",
         whole(backlog.records),

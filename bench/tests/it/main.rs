@@ -29,6 +29,7 @@ fn every_contestant_is_proved_and_reported() {
     let proved = "proved: 500 receipts";
     assert_eq!(text(&output.stderr).matches(proved).count(), 6, "{}", show(&output));
     let written = fs::read_to_string(&report).unwrap();
+    assert!(!written.contains(file), "the report names its own place:\n{written}");
     for expected in ["| raw ", "| hand-16 ", "| batch-4 ", "| ours ", "ours-1 : hand-1", "ours : batch-4", "fsync = on"]
     {
         assert!(written.contains(expected), "{expected} is missing in\n{written}");
@@ -58,7 +59,9 @@ fn a_backlog_is_worked_off_and_reported() {
 
 #[test]
 fn without_servers_it_says_what_is_missing() {
-    let output = bench(&[]).env_remove("INBOX_TEST_KAFKA").output().unwrap();
-    assert!(!output.status.success());
-    assert!(text(&output.stderr).contains("INBOX_TEST_KAFKA is not set"), "{}", show(&output));
+    for name in ["INBOX_TEST_KAFKA", "INBOX_TEST_POSTGRES"] {
+        let output = bench(&[]).env_remove(name).output().unwrap();
+        assert!(!output.status.success());
+        assert!(text(&output.stderr).contains(&format!("{name} is not set")), "{}", show(&output));
+    }
 }
