@@ -114,6 +114,13 @@ impl Consumer {
         let deadline = Instant::now() + Duration::from_secs(60);
         while !consumer.said.ready.load(Ordering::SeqCst) {
             if let Some(status) = consumer.process.try_wait()? {
+                // What it said last may still be on its way.
+                while !consumer.listener.is_finished() {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                if consumer.said.ready.load(Ordering::SeqCst) {
+                    break;
+                }
                 bail!("a consumer ended at its start with {status}");
             }
             if Instant::now() > deadline {

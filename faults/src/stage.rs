@@ -46,6 +46,8 @@ pub(crate) struct Setup {
     pub(crate) messages: u32,
     /// Kafka's static members take their partitions back at once when they come again.
     pub(crate) static_members: bool,
+    /// How long SQLite's queue leaves a delivery with a consumer that is silent; Kafka's session has 6 s.
+    pub(crate) lease_seconds: u64,
     /// Whether consumers come by the proxies of broker and store.
     pub(crate) broker_by_proxy: bool,
     pub(crate) store_by_proxy: bool,
@@ -62,6 +64,7 @@ impl Setup {
         Self {
             messages,
             static_members: false,
+            lease_seconds: 2,
             broker_by_proxy: false,
             store_by_proxy: false,
             handler_us: 1_500,
@@ -142,6 +145,9 @@ impl Stage {
     /// Starts a consumer in this place; `extra` goes to its command line.
     pub(crate) async fn spawn(&mut self, place: usize, extra: &[String]) -> anyhow::Result<()> {
         let mut topic = self.scene.topic(self.setup.broker_by_proxy).to_owned();
+        if self.scene.pair.broker == Broker::Sqlite {
+            topic.push_str(&format!("&lease={}s", self.setup.lease_seconds));
+        }
         if self.setup.static_members && self.scene.pair.broker == Broker::Kafka {
             topic = format!("{topic}&instance=i{place}");
         }

@@ -65,7 +65,7 @@ impl Scene {
                 (url(kafka.port()), url(kafka.proxy.port()))
             }
             Broker::Sqlite => {
-                let url = format!("sqlite:{}/{name}-queue.db/faults?group=faults&lease=2s", folder.display());
+                let url = format!("sqlite:{}/{name}-queue.db/faults?group=faults", folder.display());
                 (url.clone(), url)
             }
         };

@@ -74,6 +74,10 @@ fn is_structured(headers: &Headers) -> bool {
 
 fn binary(mut message: Message) -> Message {
     for prefix in CLOUD_EVENTS_PREFIXES {
+        // Most messages are none, and should not pay for it.
+        if !message.headers.iter().any(|(name, _)| has_prefix(name, prefix)) {
+            continue;
+        }
         let attribute = |name: &str| message.headers.get(&format!("{prefix}{name}")).cloned();
         // Both are required by the specification; one alone is somebody else's header.
         if let (Some(id), Some(_)) = (attribute("id"), attribute("specversion")) {
@@ -87,6 +91,10 @@ fn binary(mut message: Message) -> Message {
         }
     }
     message
+}
+
+fn has_prefix(name: &str, prefix: &str) -> bool {
+    name.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix))
 }
 
 #[derive(Deserialize)]

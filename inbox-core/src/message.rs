@@ -1,6 +1,6 @@
 //! What a producer sends: immutable content. Pure data, no I/O.
 
-use std::{borrow::Cow, fmt, time::SystemTime};
+use std::{borrow::Cow, fmt, sync::Arc, time::SystemTime};
 
 use bytes::Bytes;
 
@@ -53,9 +53,9 @@ pub fn printable(bytes: &[u8], most: usize) -> String {
     shown
 }
 
-/// Headers in the order in which they came. Names may repeat; values are bytes.
+/// Headers in the order in which they came. Names may repeat; values are bytes. Clones share them.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub struct Headers(Vec<(String, Bytes)>);
+pub struct Headers(Arc<Vec<(String, Bytes)>>);
 
 impl Headers {
     /// No headers.
@@ -78,7 +78,7 @@ impl Headers {
 
     /// Adds a header behind the others.
     pub fn push(&mut self, name: impl Into<String>, value: impl Into<Bytes>) {
-        self.0.push((name.into(), value.into()));
+        Arc::make_mut(&mut self.0).push((name.into(), value.into()));
     }
 
     /// All headers in order.
@@ -114,7 +114,7 @@ impl fmt::Debug for Headers {
 
 impl FromIterator<(String, Bytes)> for Headers {
     fn from_iter<I: IntoIterator<Item = (String, Bytes)>>(headers: I) -> Self {
-        Self(headers.into_iter().collect())
+        Self(Arc::new(headers.into_iter().collect()))
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    fmt::Write as _,
     pin::pin,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
@@ -170,7 +171,10 @@ impl Shared {
     fn delivery(&self, held: Held) -> Delivery {
         let message = held.message.clone();
         let name = self.topics.get(held.place.topic as usize).cloned().unwrap_or_default();
-        let coordinates = format!("{}/{}", held.place.partition, held.offset);
+        // Grown once: there is one for every message.
+        let mut coordinates = String::with_capacity(24);
+        // Writing to a string cannot fail.
+        let _ = write!(coordinates, "{}/{}", held.place.partition, held.offset);
         let partition = Some(held.place.number());
         let session = held.session.clone();
         Delivery {

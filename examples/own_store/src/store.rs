@@ -214,7 +214,7 @@ impl InboxStore for OwnStore {
         // A claim that is not this transaction's own is nobody's to delete.
         let own: Vec<MessageId> = ids.iter().copied().filter(|id| claims.get(*id) == Some(Claim::New)).collect();
         let uuids: Vec<Uuid> = own.iter().map(|id| id.as_uuid()).collect();
-        tx.ask(sql::UNCLAIM, &[&claims.consumer().0, &uuids]).await.map_err(|error| refused("unclaim", error))?;
+        tx.ask_anew(sql::UNCLAIM, &[&claims.consumer().0, &uuids]).await.map_err(|error| refused("unclaim", error))?;
         own.into_iter().for_each(|id| claims.unclaimed(id));
         Ok(())
     }
@@ -248,7 +248,7 @@ impl InboxStore for OwnStore {
 /// The others' fingerprints decide between duplicate and conflict.
 async fn compare(tx: &Tx, consumer: ConsumerId, others: &[Candidate]) -> Result<HashMap<MessageId, Claim>, StoreError> {
     let ids: Vec<Uuid> = others.iter().map(|other| other.id.as_uuid()).collect();
-    let rows = tx.ask(sql::FINGERPRINTS, &[&consumer.0, &ids]).await.map_err(|error| refused("claim", error))?;
+    let rows = tx.ask_anew(sql::FINGERPRINTS, &[&consumer.0, &ids]).await.map_err(|error| refused("claim", error))?;
     let mut claimed = HashMap::new();
     for row in &rows {
         claimed.insert(column::<Uuid>(row, 0)?, column::<i32>(row, 1)?);

@@ -37,6 +37,22 @@ impl Tx {
             let prepared = self.connection().prepare_cached(statement).await?;
             self.connection().query(&prepared, parameters).await
         };
+        self.in_time(answer).await
+    }
+
+    /// The same for a statement of which no plan may be kept.
+    pub(crate) async fn ask_anew(
+        &self,
+        statement: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, Refused> {
+        self.in_time(self.connection().query(statement, parameters)).await
+    }
+
+    async fn in_time(
+        &self,
+        answer: impl Future<Output = Result<Vec<Row>, tokio_postgres::Error>>,
+    ) -> Result<Vec<Row>, Refused> {
         timeout(self.patience, answer).await.map_err(|_| Refused::NoAnswer(self.patience))?.map_err(Refused::Said)
     }
 

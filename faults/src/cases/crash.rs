@@ -99,8 +99,7 @@ pub(crate) async fn zombie(context: &mut Context) -> anyhow::Result<Outcome> {
             pause(Duration::from_millis(10)).await;
         }
     }
-    stage.consumer(0)?.signal(Signal::SIGSTOP)?;
-    let in_flight = stage.consumer(0)?.said.in_flight();
+    let in_flight = freeze_at_work(&mut stage).await?;
     stage.outcome.expect(in_flight > 0, || "the process that froze had nothing in flight".into());
     stage.outcome.counted += u64::from(in_flight > 0);
     // Session 6 s, lease 2 s.
@@ -115,6 +114,26 @@ pub(crate) async fn zombie(context: &mut Context) -> anyhow::Result<Outcome> {
         watch(&mut offsets, &mut stage.outcome)?;
     }
     stage.finish(true).await
+}
+
+/// Freezes the first process while it holds something; how much.
+async fn freeze_at_work(stage: &mut Stage) -> anyhow::Result<u64> {
+    let consumer = stage.consumer(0)?;
+    for _ in 0..500 {
+        if consumer.said.in_flight() > 0 {
+            consumer.signal(Signal::SIGSTOP)?;
+            // What it said last may still be on its way.
+            pause(Duration::from_millis(20)).await;
+            let in_flight = consumer.said.in_flight();
+            if in_flight > 0 {
+                return Ok(in_flight);
+            }
+            consumer.signal(Signal::SIGCONT)?;
+        }
+        pause(Duration::from_millis(3)).await;
+    }
+    consumer.signal(Signal::SIGSTOP)?;
+    Ok(0)
 }
 
 fn watch(offsets: &mut Option<Offsets>, outcome: &mut Outcome) -> anyhow::Result<()> {

@@ -19,7 +19,8 @@ pub(crate) async fn graceful(context: &mut Context) -> anyhow::Result<Outcome> {
     let stops: u32 = if context.args.short { 4 } else { 20 };
     // More than all stops together let through: each works off what is in flight.
     let messages = context.args.messages.unwrap_or(2_000 * stops);
-    let setup = Setup { static_members: true, handler_us: 300, ..Setup::new(messages) };
+    // A lease that a busy machine does not miss: what comes again here has to be a stop's doing.
+    let setup = Setup { static_members: true, lease_seconds: 60, handler_us: 300, ..Setup::new(messages) };
     let mut stage = Stage::set(context, setup).await?;
     for _ in 0..stops {
         stage.spawn_all(2).await?;

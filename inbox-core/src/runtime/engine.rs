@@ -84,7 +84,6 @@ pub(crate) enum Plan {
 #[derive(Debug)]
 pub(crate) struct Item {
     pub(crate) message: Message,
-    pub(crate) source: Source,
     /// `None` for a message that came without a broker.
     pub(crate) receipt: Option<Receipt>,
     pub(crate) permit: Option<Permit>,
@@ -131,7 +130,7 @@ impl Item {
             reason,
             error: clean(error),
             message: self.message.clone(),
-            source: self.source.clone(),
+            source: self.message.context.source.clone(),
         }
     }
 
@@ -214,7 +213,7 @@ impl<S: FailureStore> Engine<S> {
             },
         };
         message.context.message_id = id;
-        message.context.source = source.clone();
+        message.context.source = source;
         message.context.attempt = 1;
         let key = match self.settings.ordering {
             super::Ordering::Key => message.key.as_ref().map(hash),
@@ -223,7 +222,6 @@ impl<S: FailureStore> Engine<S> {
         Intake::Item(Box::new(Item {
             fingerprint: id::fingerprint(&message),
             message,
-            source,
             receipt: None,
             permit: None,
             id,

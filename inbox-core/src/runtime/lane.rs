@@ -126,16 +126,18 @@ impl<S: FailureStore> Lane<S> {
             return;
         }
         let mut keys = HashSet::new();
+        let mut followers = Vec::new();
         for item in std::mem::take(&mut self.queue) {
             if item.is_ending() {
                 keys.extend(item.key);
                 self.engine.counters.released(1, "session");
             } else if item.key.is_some_and(|key| keys.contains(&key)) {
-                self.give_back(*item, Verdict::Release("session"));
+                followers.extend(settle(item, Verdict::Release("session")));
             } else {
                 self.queue.push_back(item);
             }
         }
+        self.give_back(followers);
     }
 
     /// How many messages the next transaction may hold.
@@ -201,11 +203,16 @@ impl<S: FailureStore> Lane<S> {
         self.learn(ran, handlers);
         self.count(&selection.batch, fates);
         settled.sort_unstable_by_key(|(place, _)| *place);
-        for (place, _) in settled.iter().rev() {
-            if let Some(item) = self.queue.remove(*place) {
-                self.give_back(*item, Verdict::Ack);
+        let mut places = settled.iter().map(|(place, _)| *place).peekable();
+        let mut acks = Vec::with_capacity(settled.len());
+        for (place, item) in std::mem::take(&mut self.queue).into_iter().enumerate() {
+            if places.next_if_eq(&place).is_some() {
+                acks.extend(settle(item, Verdict::Ack));
+            } else {
+                self.queue.push_back(item);
             }
         }
+        self.give_back(acks);
     }
 
     fn learn(&mut self, ran: usize, handlers: Duration) {
@@ -240,10 +247,10 @@ impl<S: FailureStore> Lane<S> {
         }
     }
 
-    fn give_back(&self, item: Item, what: Verdict) {
-        if let Some(receipt) = item.receipt {
-            // The settler outlives every lane; if it is gone, dropping the receipt says all there is to say.
-            drop(self.settler.send(Settle { receipt, permit: item.permit, what }));
+    fn give_back(&self, receipts: Vec<Settle>) {
+        if !receipts.is_empty() {
+            // The settler outlives every lane; if it is gone, dropping the receipts says all there is to say.
+            drop(self.settler.send(receipts));
         }
     }
 
@@ -377,14 +384,22 @@ impl<S: FailureStore> Lane<S> {
     fn release_with_followers(&mut self, place: usize) {
         let key = self.queue[place].key;
         self.refill();
+        let mut held = Vec::new();
         for (at, item) in std::mem::take(&mut self.queue).into_iter().enumerate() {
             if at == place || (at > place && key.is_some() && item.key == key) {
-                self.give_back(*item, Verdict::Release("held_too_long"));
+                held.extend(settle(item, Verdict::Release("held_too_long")));
             } else {
                 self.queue.push_back(item);
             }
         }
+        self.give_back(held);
     }
+}
+
+/// What a message leaves for the settler, if it came by a broker.
+fn settle(item: Box<Item>, what: Verdict) -> Option<Settle> {
+    let Item { receipt, permit, .. } = *item;
+    receipt.map(|receipt| Settle { receipt, permit, what })
 }
 
 fn slot(item: &Item) -> Slot {

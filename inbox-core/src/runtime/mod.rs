@@ -251,7 +251,7 @@ impl<S: FailureStore> Feed<S> {
                 (Intake::Ignored(reason), receipt) => {
                     self.engine.counters.ignored(reason);
                     if let Some(receipt) = receipt {
-                        drop(self.settler.send(Settle { receipt, permit: Some(permit), what: Verdict::Ack }));
+                        drop(self.settler.send(vec![Settle { receipt, permit: Some(permit), what: Verdict::Ack }]));
                     }
                 }
             }

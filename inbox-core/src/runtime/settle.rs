@@ -27,8 +27,9 @@ pub(crate) enum Verdict {
     Release(&'static str),
 }
 
-/// Where lanes put their receipts. Unbounded, because what is in flight is bounded already.
-pub(crate) type Settler = UnboundedSender<Settle>;
+/// Where lanes put their receipts, those of a transaction together. Unbounded, because what is in flight is bounded
+/// already.
+pub(crate) type Settler = UnboundedSender<Vec<Settle>>;
 
 /// How many receipts one call of `ack` takes at most.
 const AT_ONCE: usize = 1_000;
@@ -37,14 +38,23 @@ const AT_ONCE: usize = 1_000;
 pub(crate) async fn run<S: FailureStore>(
     engine: Arc<Engine<S>>,
     transport: Arc<dyn Transport>,
-    mut queue: UnboundedReceiver<Settle>,
+    mut queue: UnboundedReceiver<Vec<Settle>>,
 ) {
-    let mut batch = Vec::with_capacity(AT_ONCE);
-    while queue.recv_many(&mut batch, AT_ONCE).await > 0 {
-        let mut acks = Vec::new();
+    let mut waiting = Vec::new();
+    loop {
+        if waiting.is_empty() {
+            let Some(first) = queue.recv().await else { return };
+            waiting = first;
+        }
+        while waiting.len() < AT_ONCE
+            && let Ok(mut more) = queue.try_recv()
+        {
+            waiting.append(&mut more);
+        }
+        let mut acks = Vec::with_capacity(waiting.len().min(AT_ONCE));
         let mut releases = Vec::new();
-        let mut permits = Vec::new();
-        for settle in batch.drain(..) {
+        let mut permits = Vec::with_capacity(waiting.len().min(AT_ONCE));
+        for settle in waiting.drain(..waiting.len().min(AT_ONCE)) {
             permits.push(settle.permit);
             match settle.what {
                 Verdict::Ack => acks.push(settle.receipt),
