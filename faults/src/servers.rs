@@ -99,11 +99,16 @@ impl Kafka {
         self.pid = block_in_place(|| self.node.start())?;
         Ok(())
     }
+
+    /// Whether its process is there.
+    fn runs(&self) -> bool {
+        !gone(self.pid, &self.node.mark())
+    }
 }
 
 impl Drop for Kafka {
     fn drop(&mut self) {
-        if !gone(self.pid, &self.node.mark()) {
+        if self.runs() {
             drop(self.stop(Signal::SIGKILL));
         }
     }
@@ -133,6 +138,17 @@ impl Servers {
     pub(crate) fn folder(&self) -> anyhow::Result<&Path> {
         std::fs::create_dir_all(&self.folder).with_context(|| format!("make {}", self.folder.display()))?;
         Ok(&self.folder)
+    }
+
+    /// Starts what a case that broke off has left lying.
+    pub(crate) fn revive(&mut self) -> anyhow::Result<()> {
+        if let Some(postgres) = self.postgres.as_mut().filter(|postgres| !postgres.runs()) {
+            postgres.start().context("start PostgreSQL again")?;
+        }
+        if let Some(kafka) = self.kafka.as_mut().filter(|kafka| !kafka.runs()) {
+            kafka.start().context("start Kafka again")?;
+        }
+        Ok(())
     }
 
     pub(crate) async fn postgres(&mut self) -> anyhow::Result<&mut Postgres> {

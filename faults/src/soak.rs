@@ -38,6 +38,8 @@ const SLACK: u64 = 3;
 
 /// Messages of one helping.
 const HELPING: u32 = 20_000;
+/// More than a consumer works off in a minute.
+const EACH_MINUTE: u32 = 60_000;
 
 pub(crate) async fn run(args: &SoakArgs, target: PathBuf) -> anyhow::Result<ExitCode> {
     let minutes = args.minutes.max(4);
@@ -56,9 +58,13 @@ pub(crate) async fn run(args: &SoakArgs, target: PathBuf) -> anyhow::Result<Exit
         saboteur: None,
     };
     let mut context = Context { servers: Servers::new(&target), args: run, rng: fastrand::Rng::new(), pair };
-    // As many as it can work off in that time, published as it goes.
-    let setup =
-        Setup { broker_by_proxy: true, store_by_proxy: true, published_before: 0.0, ..Setup::new(HELPING * minutes) };
+    // More than it can work off in that time, published as it goes.
+    let setup = Setup {
+        broker_by_proxy: true,
+        store_by_proxy: true,
+        published_before: 0.0,
+        ..Setup::new(EACH_MINUTE * minutes)
+    };
     let mut stage = Stage::set(&mut context, setup).await?;
     stage.publish(HELPING as usize).await?;
     stage.spawn(0, &[]).await?;

@@ -50,6 +50,7 @@ impl Scene {
         partitions: u32,
         folder: Option<&Path>,
     ) -> anyhow::Result<Self> {
+        servers.revive()?;
         let name = Uuid::now_v7().simple().to_string()[18..].to_owned();
         let folder =
             folder.map_or_else(|| servers.folder().map(Path::to_path_buf), |folder| Ok(folder.to_path_buf()))?;

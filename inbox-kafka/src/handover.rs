@@ -174,7 +174,7 @@ impl Shared {
         // Grown once: there is one for every message.
         let mut coordinates = String::with_capacity(24);
         // Writing to a string cannot fail.
-        let _ = write!(coordinates, "{}/{}", held.place.partition, held.offset);
+        write!(coordinates, "{}/{}", held.place.partition, held.offset).unwrap_or(());
         let partition = Some(held.place.number());
         let session = held.session.clone();
         Delivery {

@@ -21,6 +21,29 @@ pub fn begin(lock_timeout_ms: i64, claim_timeout_ms: i64, statement_timeout_ms: 
     )
 }
 
+/// What a connection is started with (`options`), where that reaches the server: outside the store's transactions it is
+/// read-only. The second one is there to be found by [`IS_DIRECT`].
+pub const SESSION: [(&str, &str); 2] = [("default_transaction_read_only", "on"), ("inbox.direct", "on")];
+
+/// `begin` behind a pooler in transaction mode. The server's connection has been others': statements that they prepared
+/// under sqlx's names, which begin at 1 on each of its connections, are removed, and nobody else's. `settings` then hold
+/// for the transaction as if the session had them, so that what `begin` sets counts for more.
+pub fn begin_pooled<'a>(begin: &str, settings: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
+    // Read in the same way whatever `standard_conforming_strings` is.
+    let quoted = |text: &str| format!("E'{}'", text.replace('\\', r"\\").replace('\'', "''"));
+    let (begin, rest) = begin.split_once("; ").unwrap_or((begin, "SELECT"));
+    let set = settings.into_iter().map(|(name, value)| {
+        let (name, value) = (quoted(name), quoted(value));
+        format!("SELECT set_config({name}, {value}, true); ")
+    });
+    format!("{begin}; {DEALLOCATE}; {}{rest}", set.collect::<String>())
+}
+
+/// `DEALLOCATE ALL` would take the statements of poolers that keep some themselves.
+const DEALLOCATE: &str = "DO $$ DECLARE statement text; BEGIN \
+     FOR statement IN SELECT name FROM pg_catalog.pg_prepared_statements WHERE left(name, 7) = 'sqlx_s_' \
+     LOOP EXECUTE 'DEALLOCATE ' || pg_catalog.quote_ident(statement); END LOOP; END $$";
+
 /// Begins a transaction of the store's own that writes. It is durable when its COMMIT returns, whatever the role's
 /// `synchronous_commit` says: a consumer's number that a crash of the database forgot could be given to another one.
 pub const BEGIN_OWN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
@@ -63,11 +86,26 @@ pub const CLAIM: &str = "\
     FROM claimed";
 
 /// The fingerprints of ids that others have claimed: a statement of its own, whose snapshot is newer than their commits.
-pub const FINGERPRINTS: &str =
-    "SELECT message_id, fingerprint FROM inbox.claims WHERE consumer = $1 AND message_id = ANY ($2)";
+///
+/// One look into the index for each id, whatever the table's statistics say: of a young table they say that it is empty,
+/// or that there are few ids, and then `= ANY` reads every claim of the consumer. For the same reason no plan of it may be
+/// kept: send it unprepared.
+pub const FINGERPRINTS: &str = "\
+    SELECT claim.message_id, claim.fingerprint
+    FROM unnest($2::uuid[]) AS wanted (id)
+    CROSS JOIN LATERAL (
+        SELECT message_id, fingerprint FROM inbox.claims WHERE consumer = $1 AND message_id = wanted.id LIMIT 1
+    ) AS claim";
 
-/// Takes claims back.
-pub const UNCLAIM: &str = "DELETE FROM inbox.claims WHERE consumer = $1 AND message_id = ANY ($2)";
+/// Takes claims of the same transaction back. Planned as [`FINGERPRINTS`]: send it unprepared, too.
+pub const UNCLAIM: &str = "\
+    DELETE FROM inbox.claims WHERE ctid = ANY (ARRAY(
+        SELECT claim.place
+        FROM unnest($2::uuid[]) AS wanted (id)
+        CROSS JOIN LATERAL (
+            SELECT ctid AS place FROM inbox.claims WHERE consumer = $1 AND message_id = wanted.id LIMIT 1
+        ) AS claim
+    ))";
 
 /// Which transaction this is, without making it one that writes.
 pub const CHECK: &str = "SELECT pg_current_xact_id_if_assigned()::text::bigint";
@@ -80,11 +118,23 @@ pub const FINISH: &str = "\
         CASE WHEN NOT $2 AND current_setting('synchronous_commit') IN ('off', 'local')
             THEN set_config('synchronous_commit', 'on', true) END";
 
+/// [`FINISH`] as one message of the protocol, without parameters. Where a handler has ended the transaction, a pooler may
+/// lend each message another connection of the server's, and on that one a statement that others have prepared.
+pub fn finish(transaction: i64, weak_durability: bool) -> String {
+    FINISH.replace("$1", &transaction.to_string()).replace("$2", if weak_durability { "true" } else { "false" })
+}
+
 /// The version of the schema.
 pub const VERSION: &str = "SELECT coalesce(max(version), 0) FROM inbox.schema_version";
 
-/// Whether what is sent outside a transaction is refused on this connection.
-pub const IS_READ_ONLY_OUTSIDE: &str = "SELECT current_setting('default_transaction_read_only')::bool";
+/// Whether what is sent outside a transaction is refused on this connection; asked within one, too, whatever that one
+/// has set for itself.
+pub const IS_READ_ONLY_OUTSIDE: &str =
+    "SELECT reset_val::bool FROM pg_catalog.pg_settings WHERE name = 'default_transaction_read_only'";
+
+/// Whether this connection was started with [`SESSION`]; by the second one, since a role may have the first.
+pub const IS_DIRECT: &str = "SELECT current_setting('default_transaction_read_only')::bool \
+     AND coalesce(current_setting('inbox.direct', true), '') = 'on'";
 
 /// Whether there is a schema at all, for a role that may not create one. Not `to_regclass`: it answers from a cache, and
 /// after the wait for [`LOCK_MIGRATION`] it would not see what the holder has committed.

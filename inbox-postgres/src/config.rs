@@ -6,7 +6,7 @@ use inbox_core::{StoreError, StoreErrorKind};
 use sqlx::{PgPool, postgres::PgConnectOptions};
 use url::Url;
 
-use crate::store::PgInboxStore;
+use crate::{pooler::Settings, store::PgInboxStore};
 
 /// The settings of a [`PgInboxStore`].
 ///
@@ -21,14 +21,17 @@ use crate::store::PgInboxStore;
 #[must_use = "a configuration does nothing until `connect` or `open`"]
 pub struct PgConfig {
     pub(crate) options: PgConnectOptions,
+    /// What the URL sets for each session.
+    pub(crate) settings: Settings,
+    pub(crate) transaction_pooler: bool,
     pub(crate) connections: u32,
     pub(crate) connect_timeout: Duration,
     pub(crate) migrate_on_start: bool,
     pub(crate) weak_durability: bool,
 }
 
-/// The keys that sqlx reads in the query of a URL; `options[…]` comes beside them.
-const KEYS: [&str; 20] = [
+/// The keys in the query of a URL; `options[…]` comes beside them.
+const KEYS: [&str; 21] = [
     "sslmode",
     "ssl-mode",
     "sslrootcert",
@@ -49,13 +52,15 @@ const KEYS: [&str; 20] = [
     "options",
     "channel_binding",
     "connect_timeout",
+    "pooler",
 ];
 /// Those of them that sqlx does not read, though every provider's console writes them.
 const IGNORED: [&str; 1] = ["channel_binding"];
 
 impl PgConfig {
     /// Takes `postgres://user:password@host:port/database?key=value&…`, with libpq's keys. What the URL leaves out comes
-    /// from libpq's variables (`PGPASSWORD`, …) and `~/.pgpass`, as everywhere in sqlx.
+    /// from libpq's variables (`PGPASSWORD`, …) and `~/.pgpass`, as everywhere in sqlx. One key is the store's own:
+    /// `pooler=transaction`, see [`transaction_pooler`](Self::transaction_pooler).
     ///
     /// # Errors
     /// `InvalidConfig` when it is no such URL, or has a key that is not read.
@@ -79,12 +84,13 @@ impl PgConfig {
         if let Some((key, _)) = parsed.query_pairs().find(|(key, _)| unknown(key)) {
             return Err(invalid(format!("unknown key `{key}` in the URL; accepted: {}", KEYS.join(", "))));
         }
-        let (read, timeout) = without_ours(parsed)?;
+        let (read, ours) = without_ours(parsed)?;
         let options = PgConnectOptions::from_str(read.as_str())
             .map_err(|source| invalid("a value in the URL cannot be read").source(source))?;
         let mut config = Self::new(options);
-        config.connect_timeout = timeout.unwrap_or(config.connect_timeout);
-        Ok(config)
+        config.connect_timeout = ours.connect_timeout.unwrap_or(config.connect_timeout);
+        config.settings = ours.settings;
+        Ok(config.transaction_pooler(ours.transaction_pooler))
     }
 
     /// Copies the connect options of `pool`. The pool itself is never used: the store has connections of its own.
@@ -95,6 +101,8 @@ impl PgConfig {
     fn new(options: PgConnectOptions) -> Self {
         Self {
             options,
+            settings: Settings::new(),
+            transaction_pooler: false,
             connections: 6,
             connect_timeout: Duration::from_secs(10),
             migrate_on_start: false,
@@ -119,6 +127,14 @@ impl PgConfig {
     /// it, that is an error that says so.
     pub fn migrate_on_start(mut self, migrate: bool) -> Self {
         self.migrate_on_start = migrate;
+        self
+    }
+
+    /// Whether a pooler in transaction mode, as PgBouncer's, stands in front of the server; `pooler=transaction` in the
+    /// URL. Without it, one that is there is refused. What it costs, and what else to set up, stands in
+    /// [`Behind pgbouncer`](crate#behind-pgbouncer). It works without a pooler too, at the same cost.
+    pub fn transaction_pooler(mut self, pooler: bool) -> Self {
+        self.transaction_pooler = pooler;
         self
     }
 
@@ -151,24 +167,53 @@ impl PgConfig {
         if self.connect_timeout.is_zero() {
             return Err(invalid("`connect_timeout` is zero"));
         }
+        if self.transaction_pooler && self.options.get_options().is_some() {
+            return Err(invalid(
+                "a pooler in transaction mode does not pass on `options` of a URL, a pool or PGOPTIONS; set them for the \
+                 role (`ALTER ROLE … SET …`), or write each as `options[name]=value` in the URL: then every transaction \
+                 of the store sets it",
+            ));
+        }
         Ok(PgInboxStore::from_config(self))
     }
 }
 
+/// What a URL says that sqlx does not read.
+#[derive(Default)]
+struct Ours {
+    connect_timeout: Option<Duration>,
+    settings: Settings,
+    transaction_pooler: bool,
+}
+
 /// Takes out of a URL what sqlx would warn about, values and all.
-fn without_ours(mut url: Url) -> Result<(Url, Option<Duration>), StoreError> {
+fn without_ours(mut url: Url) -> Result<(Url, Ours), StoreError> {
     let pairs: Vec<(String, String)> = url.query_pairs().into_owned().collect();
-    let mut timeout = None;
+    let mut ours = Ours::default();
     url.set_query(None);
     for (key, value) in pairs {
-        if key == "connect_timeout" {
-            let seconds = value.parse().map_err(|_| invalid("`connect_timeout` is not a number of seconds"))?;
-            timeout = Some(Duration::from_secs(seconds));
-        } else if !IGNORED.contains(&key.as_str()) {
-            url.query_pairs_mut().append_pair(&key, &value);
+        match key.as_str() {
+            "connect_timeout" => {
+                let seconds = value.parse().map_err(|_| invalid("`connect_timeout` is not a number of seconds"))?;
+                ours.connect_timeout = Some(Duration::from_secs(seconds));
+            }
+            "pooler" if value == "transaction" => ours.transaction_pooler = true,
+            "pooler" => return Err(invalid("`pooler` of the URL is unknown; accepted: `transaction`")),
+            key if IGNORED.contains(&key) => {}
+            key => match key.strip_prefix("options[").map(|name| name.strip_suffix(']')) {
+                Some(Some(name)) if is_setting(name, &value) => ours.settings.push((name.to_owned(), value)),
+                Some(_) => return Err(invalid("`options[…]` of the URL is not `options[name]=value`")),
+                None => drop(url.query_pairs_mut().append_pair(key, &value)),
+            },
         }
     }
-    Ok((url, timeout))
+    Ok((url, ours))
+}
+
+/// Whether it can be a setting's name and value at all.
+fn is_setting(name: &str, value: &str) -> bool {
+    let plain = |c: char| c.is_alphanumeric() || "_.$".contains(c);
+    !name.is_empty() && name.chars().all(plain) && !value.contains('\0')
 }
 
 fn invalid(context: impl Into<String>) -> StoreError {
@@ -181,6 +226,7 @@ impl fmt::Debug for PgConfig {
             .field("server", &server(&self.options))
             .field("database", &self.options.get_database().unwrap_or_default())
             .field("user", &self.options.get_username())
+            .field("transaction_pooler", &self.transaction_pooler)
             .field("connections", &self.connections)
             .field("connect_timeout", &self.connect_timeout)
             .field("migrate_on_start", &self.migrate_on_start)
@@ -228,9 +274,32 @@ mod tests {
             "hunter2",
             "postgres://me:hunter2@db:hunter2/orders",
             "postgres://me:hunter2@db/o?connect_timeout=hunter2",
+            "postgres://me:hunter2@db/o?pooler=hunter2",
+            "postgres://me:hunter2@db/o?options[]=hunter2",
+            "postgres://me:hunter2@db/o?options[a%20b]=hunter2",
+            "postgres://me:hunter2@db/o?options[a]=hunter2%00",
+            "postgres://me:hunter2@db/o?options[a=hunter2",
         ] {
             assert!(!refused(url).contains("hunter2"), "{url}");
         }
         assert!(PgConfig::url("postgres://db/o").expect("good").connections(0).open().is_err());
+    }
+
+    #[test]
+    fn a_pooler_is_named_in_the_url_and_gets_no_options() {
+        let config = PgConfig::url("postgres://me:hunter2@db/o?pooler=transaction&options[search_path]=hunter2,b")
+            .expect("a good URL");
+        assert!(config.transaction_pooler);
+        assert_eq!(config.settings, [("search_path".to_owned(), "hunter2,b".to_owned())]);
+        assert_eq!(config.options.get_options(), None);
+        let shown = format!("{config:?}");
+        assert!(shown.contains("transaction_pooler: true") && !shown.contains("hunter2"), "{shown}");
+        config.open().expect("a store");
+        let options = PgConfig::url("postgres://me:hunter2@db/o?pooler=transaction&options=-c%20a=hunter2");
+        let error = options.expect("a good URL").open().expect_err("refused");
+        assert_eq!(error.kind(), StoreErrorKind::InvalidConfig);
+        let text = inbox_core::report(&error);
+        assert!(text.contains("ALTER ROLE") && !text.contains("hunter2"), "{text}");
+        assert!(!PgConfig::url("postgres://db/o").expect("good").transaction_pooler);
     }
 }

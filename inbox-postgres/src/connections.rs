@@ -17,7 +17,8 @@ use std::{
 
 use inbox_core::{Limits, StoreError, StoreErrorKind};
 use sqlx::{
-    AssertSqlSafe, Connection, Database, Executor, PgConnection, PgPool, Postgres, SqlSafeStr, SqlStr,
+    AssertSqlSafe, Connection, Database, Decode, Executor, PgConnection, PgPool, Postgres, Row, SqlSafeStr, SqlStr,
+    Type,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 use sqlx_core::transaction::TransactionManager;
@@ -27,6 +28,7 @@ use crate::{
     PgTransaction,
     config::{PgConfig, server},
     error::{code, is_answer, is_lost, kind_of, store_error},
+    pooler::{self, Settings},
     sql,
 };
 
@@ -39,6 +41,10 @@ const MOST_MS: i64 = 2_147_483_647;
 
 pub(crate) struct Connections {
     options: PgConnectOptions,
+    /// Behind a pooler: what each transaction sets.
+    pooled: Option<Settings>,
+    /// Without one: how a connection is asked for that a pooler would give.
+    plain: PgConnectOptions,
     most: u32,
     connect_timeout: Duration,
     /// Made when it is first needed, and again after a doubt.
@@ -53,10 +59,11 @@ impl Connections {
         if options.get_application_name().is_none() {
             options = options.application_name("inbox");
         }
+        let plain = pooler::pooled(options.clone());
         Self {
-            // Behind the user's own options, since the last one counts: what a handler sends after it has ended our
-            // transaction is refused instead of kept.
-            options: options.options([("default_transaction_read_only", "on")]),
+            options: if config.transaction_pooler { plain.clone() } else { pooler::direct(options, &config.settings) },
+            pooled: config.transaction_pooler.then(|| config.settings.clone()),
+            plain,
             most: config.connections,
             connect_timeout: config.connect_timeout,
             pool: Mutex::new(None),
@@ -68,6 +75,14 @@ impl Connections {
         server(&self.options)
     }
 
+    pub(crate) fn is_pooled(&self) -> bool {
+        self.pooled.is_some()
+    }
+
+    pub(crate) fn user(&self) -> &str {
+        self.options.get_username()
+    }
+
     pub(crate) fn database(&self) -> &str {
         self.options.get_database().unwrap_or_else(|| self.options.get_username())
     }
@@ -75,12 +90,15 @@ impl Connections {
     fn pool(&self) -> PgPool {
         let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
         pool.get_or_insert_with(|| {
+            let is_pooled = self.is_pooled();
             PgPoolOptions::new()
                 .max_connections(self.most)
                 .acquire_timeout(self.connect_timeout)
                 // A connection that died while it was idle shows itself at BEGIN, which is tried again on another one.
                 .test_before_acquire(false)
-                .after_connect(|connection, _| Box::pin(prepare(connection)))
+                .after_connect(move |connection, _| {
+                    Box::pin(async move { if is_pooled { Ok(()) } else { prepare(connection).await } })
+                })
                 // sqlx would give out a connection with a transaction left open (a nested one that was forgotten).
                 .after_release(|connection, _| {
                     let ended = !connection.is_in_transaction();
@@ -108,13 +126,14 @@ impl Connections {
         let mut pause = Duration::from_millis(50);
         loop {
             match timeout_at(deadline, PgConnection::connect_with(&self.options)).await {
-                Ok(Ok(connection)) => {
+                Ok(Ok(mut connection)) => {
+                    let checked = timeout_at(deadline, self.check_direct("connect", &mut connection)).await;
                     // A farewell that fails leaves nothing behind.
                     drop(timeout(ROLLBACK_BOUND, connection.close()).await);
-                    return Ok(());
+                    return checked.unwrap_or_else(|_| Err(self.no_answer("connect", self.connect_timeout)));
                 }
                 Ok(Err(error)) if may_be_starting(&error) => last = Some(error),
-                Ok(Err(error)) => return Err(self.no_connection("connect", error)),
+                Ok(Err(error)) => return Err(self.no_connection("connect", error).await),
                 Err(_) => break,
             }
             if Instant::now() + pause >= deadline {
@@ -124,9 +143,24 @@ impl Connections {
             pause = (pause * 2).min(Duration::from_secs(1));
         }
         Err(match last {
-            Some(error) => self.no_connection("connect", error),
+            Some(error) => self.no_connection("connect", error).await,
             None => self.no_answer("connect", self.connect_timeout),
         })
+    }
+
+    /// Fails unless the connection is the server's as it was asked for, or a pooler is expected.
+    pub(crate) async fn check_direct(
+        &self,
+        operation: &'static str,
+        connection: &mut PgConnection,
+    ) -> Result<(), StoreError> {
+        // As one message of the protocol, which no pooler can tear apart. Also where one is expected: it takes clients
+        // while there is no server.
+        let is_direct = self.ask(operation, scalar::<bool>(sql::IS_DIRECT.into_sql_str(), connection)).await?;
+        if is_direct || self.is_pooled() {
+            return Ok(());
+        }
+        Err(StoreError::new(StoreErrorKind::InvalidConfig, operation).context(pooler::looks_like_one(&self.server())))
     }
 
     /// Begins a transaction for handlers.
@@ -145,19 +179,23 @@ impl Connections {
         operation: &'static str,
         statement: SqlStr,
     ) -> Result<PgTransaction<'static>, StoreError> {
+        let statement = match &self.pooled {
+            Some(settings) => pooler::begin(&statement, settings),
+            None => statement,
+        };
         // The pool's own bound comes first, and says more.
         let deadline = Instant::now() + self.connect_timeout + Duration::from_millis(500);
         for _ in 0..self.most {
             match self.try_begin(statement.clone(), deadline).await {
                 Some(Ok(tx)) => return Ok(tx),
                 Some(Err(error)) if is_lost(&error) && Instant::now() < deadline => {}
-                Some(Err(error)) => return Err(self.no_connection(operation, error)),
+                Some(Err(error)) => return Err(self.no_connection(operation, error).await),
                 None => return Err(self.no_answer(operation, self.connect_timeout)),
             }
         }
         match self.try_begin(statement, deadline).await {
             Some(Ok(tx)) => Ok(tx),
-            Some(Err(error)) => Err(self.no_connection(operation, error)),
+            Some(Err(error)) => Err(self.no_connection(operation, error).await),
             None => Err(self.no_answer(operation, self.connect_timeout)),
         }
     }
@@ -257,7 +295,20 @@ impl Connections {
         }
     }
 
-    fn no_connection(&self, operation: &'static str, error: sqlx::Error) -> StoreError {
+    async fn no_connection(&self, operation: &'static str, mut error: sqlx::Error) -> StoreError {
+        // The code that PgBouncer has for what it does not take in a start, and for much else.
+        if !self.is_pooled() && code(&error) == Some("08P01") {
+            match self.connect_plainly().await {
+                Some(Ok(())) => {
+                    return StoreError::new(StoreErrorKind::InvalidConfig, operation)
+                        .context(pooler::looks_like_one(&self.server()))
+                        .source(error);
+                }
+                // What is wrong besides, the password for one.
+                Some(Err(besides)) => error = besides,
+                None => {}
+            }
+        }
         let (server, database) = (self.server(), self.database());
         let kind = match kind_of(&error) {
             // Before there is a connection: the server's address, its certificate, its protocol.
@@ -279,6 +330,18 @@ impl Connections {
             _ => format!("no connection to {server}"),
         };
         StoreError::new(kind, operation).context(context).source(error)
+    }
+
+    /// Whether there is a connection for who asks for nothing particular; `None` when there was no answer in time.
+    async fn connect_plainly(&self) -> Option<Result<(), sqlx::Error>> {
+        let connection = timeout(self.connect_timeout, PgConnection::connect_with(&self.plain)).await.ok()?;
+        match connection {
+            Ok(connection) => {
+                drop(timeout(ROLLBACK_BOUND, connection.close()).await);
+                Some(Ok(()))
+            }
+            Err(error) => Some(Err(error)),
+        }
     }
 
     fn no_answer(&self, operation: &'static str, within: Duration) -> StoreError {
@@ -305,6 +368,14 @@ impl Drop for Doubt<'_> {
             self.connections.condemn();
         }
     }
+}
+
+/// The only value of a statement's only row, by the simple protocol.
+pub(crate) async fn scalar<T>(statement: SqlStr, connection: &mut PgConnection) -> Result<T, sqlx::Error>
+where
+    T: for<'r> Decode<'r, Postgres> + Type<Postgres>,
+{
+    sqlx::raw_sql(statement).fetch_one(connection).await?.try_get(0)
 }
 
 /// What a new connection is told. Servers before 14, and platforms that cannot, go without it.

@@ -60,8 +60,7 @@
 //! whether the client is still there (`client_connection_check_interval`, PostgreSQL 14). When the state of one is in
 //! doubt, because an answer did not come in time, it and all that are idle are closed and opened anew.
 //!
-//! **Poolers** (PgBouncer, RDS Proxy, …) are not supported in this version, in no mode: connect to the server itself.
-//! One that does not pass on `default_transaction_read_only` is noticed when a consumer registers, and refused.
+//! PgBouncer in front of the server is [another matter](crate#behind-pgbouncer). Other poolers are not tested.
 //!
 //! # What BEGIN sets
 //!
@@ -71,6 +70,42 @@
 //! asked for. So these settings of a role, a database or the server do not matter: `default_transaction_isolation`,
 //! `default_transaction_read_only`, `idle_in_transaction_session_timeout`, `statement_timeout`, `synchronous_commit`,
 //! `search_path` (ours; your handlers' tables are found by it).
+//!
+//! # Behind pgbouncer
+//!
+//! In transaction mode, of versions without prepared statements too: the suite and the chaos run pass behind 1.18. From
+//! BEGIN to COMMIT it stays with one connection of the server's, so claim, effects and COMMIT are one transaction as
+//! anywhere. Three things to set up:
+//!
+//! 1. The URL says so, `postgres://app:…@pooler:6432/shop?pooler=transaction`; for a pool of yours it is
+//!    [`PgConfig::transaction_pooler`]. Where it is missing, `connect`, `migrate` and the start of an inbox notice the
+//!    pooler and refuse with `InvalidConfig`, which names the setting.
+//! 2. The inbox has a role of its own, which can write in transactions only; an inbox warns once at its start if it can
+//!    elsewhere:
+//!
+//!    ```sql
+//!    ALTER ROLE app SET default_transaction_read_only = on;
+//!    ALTER ROLE app SET client_connection_check_interval = '1s'; -- PostgreSQL 14
+//!    ```
+//! 3. In `pgbouncer.ini`, `pool_mode = transaction`; a `default_pool_size` of a connection for each lane of all
+//!    instances and a few more, or lanes wait for each other; `query_timeout` and `idle_transaction_timeout` off, or above
+//!    the inbox's `handler_timeout`. Nothing of `ignore_startup_parameters` is needed. After the role was changed,
+//!    `RECONNECT` at PgBouncer's console.
+//!
+//! What is different then:
+//!
+//! | | on the server itself | behind the pooler |
+//! | --- | --- | --- |
+//! | a statement with parameters | a round trip, but for its first time on a connection | two round trips |
+//! | BEGIN | | also removes statements that others have prepared there under sqlx's names (`sqlx_s_…`); needs PL/pgSQL |
+//! | what a handler sends after its own `ROLLBACK` or failed `COMMIT` | is refused | is refused with the role above. Otherwise it is kept, and a statement with parameters may meet one that others have prepared. The inbox notices, keeps no claim of the batch and stops |
+//! | a statement whose program has died | ends within a second | likewise with the role above, otherwise after `handler_timeout` |
+//! | `options[name]=value` in the URL | hold for the session | are set in each transaction |
+//! | `options=…`, `PGOPTIONS` | hold for the session | are refused: set them for the role |
+//! | a wrong password, a missing database | is `Unauthorized`, `InvalidConfig` | is `Unavailable`, with PgBouncer's words: it has one code for all it says, so an inbox tries again |
+//!
+//! It works in session mode as well, in which each of the store's connections holds one of the server's. Statement mode
+//! has no transactions.
 //!
 //! # What a handler must not do
 //!
@@ -108,6 +143,7 @@ mod connections;
 mod error;
 mod failures;
 mod migrate;
+mod pooler;
 mod store;
 mod time;
 

@@ -21,7 +21,11 @@ fn latest() -> i32 {
 impl Maintenance for PgInboxStore {
     async fn migrate(&self) -> Result<(), StoreError> {
         let mut tx = self.connections().begin_with("migrate", sql::BEGIN_MIGRATION.into_sql_str()).await?;
-        match migrate_in(&mut tx).await {
+        let migrated = match self.connections().check_direct("migrate", &mut tx).await {
+            Ok(()) => migrate_in(&mut tx).await,
+            pooled => pooled.map(|()| false),
+        };
+        match migrated {
             Ok(true) => self.connections().commit(tx, "migrate").await,
             Ok(false) => self.connections().rollback(tx).await,
             Err(error) => {

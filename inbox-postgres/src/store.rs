@@ -1,18 +1,26 @@
 //! The claim path.
 
-use std::{collections::HashMap, error::Error, fmt, sync::Arc};
+use std::{
+    collections::HashMap,
+    error::Error,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use inbox_core::{
     Blame, Candidate, Claim, Claims, ConsumerId, InboxStore, Limits, MessageId, StoreError, StoreErrorKind,
     maintenance::Maintenance, store::sorted,
 };
-use sqlx::{PgPool, SqlSafeStr};
+use sqlx::{AssertSqlSafe, PgPool, Row, SqlSafeStr};
 use uuid::Uuid;
 
 use crate::{
     PgTransaction,
     config::PgConfig,
-    connections::{Connections, depth},
+    connections::{Connections, depth, scalar},
     error::{blame, code, kind_of, store_error},
     sql,
     time::PgTime,
@@ -30,6 +38,8 @@ pub struct PgInboxStore {
 pub(crate) struct Inner {
     pub(crate) connections: Connections,
     config: PgConfig,
+    /// Whether what a role should have was looked at.
+    advised: AtomicBool,
 }
 
 impl PgInboxStore {
@@ -51,7 +61,9 @@ impl PgInboxStore {
     }
 
     pub(crate) fn from_config(config: PgConfig) -> Self {
-        Self { inner: Arc::new(Inner { connections: Connections::new(&config), config }) }
+        Self {
+            inner: Arc::new(Inner { connections: Connections::new(&config), config, advised: AtomicBool::new(false) }),
+        }
     }
 
     pub(crate) async fn connect_once(&self) -> Result<(), StoreError> {
@@ -71,7 +83,7 @@ impl PgInboxStore {
         found: &mut HashMap<MessageId, Claim>,
     ) -> Result<(), StoreError> {
         let ids = uuids(others.iter().map(|other| other.id));
-        let query = sqlx::query_as::<_, (Uuid, i32)>(sql::FINGERPRINTS).bind(consumer.0).bind(ids);
+        let query = sqlx::query_as::<_, (Uuid, i32)>(sql::FINGERPRINTS).bind(consumer.0).bind(ids).persistent(false);
         let rows = self.connections().ask("claim", query.fetch_all(&mut **tx)).await?;
         let claimed: HashMap<Uuid, i32> = rows.into_iter().collect();
         for other in others {
@@ -93,10 +105,7 @@ impl PgInboxStore {
         if depth(tx) != 1 {
             return Err(escaped("commit"));
         }
-        let query = sqlx::query_as::<_, (Option<i64>, i64)>(sql::FINISH)
-            .bind(transaction(claims))
-            .bind(self.inner.config.weak_durability);
-        let Some(answer) = self.connections().answer(query.fetch_one(&mut **tx)).await else {
+        let Some(answer) = self.connections().answer(self.send_finish(tx, transaction(claims))).await else {
             return Err(StoreError::new(StoreErrorKind::Unavailable, "commit")
                 .context("no answer to the last statement before COMMIT; nothing was committed"));
         };
@@ -112,12 +121,25 @@ impl PgInboxStore {
         }
     }
 
+    /// Which transaction this is, and how many guards were lifted.
+    async fn send_finish(
+        &self,
+        tx: &mut PgTransaction<'static>,
+        transaction: i64,
+    ) -> Result<(Option<i64>, i64), sqlx::Error> {
+        let weak = self.inner.config.weak_durability;
+        if self.connections().is_pooled() {
+            let row = sqlx::raw_sql(AssertSqlSafe(sql::finish(transaction, weak))).fetch_one(&mut **tx).await?;
+            return Ok((row.try_get(0)?, row.try_get(1)?));
+        }
+        sqlx::query_as(sql::FINISH).bind(transaction).bind(weak).fetch_one(&mut **tx).await
+    }
+
     /// What it means that [`sql::FINISH`] met a read-only transaction. Outside ours everything is read-only; inside it is
     /// when a handler has said so. After `ROLLBACK; BEGIN` by a handler this is taken for the latter: it could keep
     /// nothing either.
     async fn read_only(&self, tx: &mut PgTransaction<'static>, error: sqlx::Error) -> StoreError {
-        let query = sqlx::query_scalar::<_, Option<i64>>(sql::CHECK);
-        match self.connections().answer(query.fetch_one(&mut **tx)).await {
+        match self.connections().answer(scalar::<Option<i64>>(sql::CHECK.into_sql_str(), tx)).await {
             Some(Ok(_)) => escaped("commit").source(error),
             Some(Err(now)) if code(&now) != Some("25P02") => store_error("commit", now),
             Some(Err(_)) => store_error("commit", error),
@@ -202,15 +224,16 @@ impl InboxStore for PgInboxStore {
         if own.is_empty() {
             return Ok(());
         }
-        let query = sqlx::query(sql::UNCLAIM).bind(claims.consumer().0).bind(uuids(own.iter().copied()));
+        let ids = uuids(own.iter().copied());
+        let query = sqlx::query(sql::UNCLAIM).bind(claims.consumer().0).bind(ids).persistent(false);
         self.connections().ask("unclaim", query.execute(&mut **tx)).await?;
         own.into_iter().for_each(|id| claims.unclaimed(id));
         Ok(())
     }
 
     async fn check(&self, tx: &mut Self::Tx, claims: &Claims) -> Result<(), StoreError> {
-        let query = sqlx::query_scalar::<_, Option<i64>>(sql::CHECK);
-        let current = self.connections().ask("check", query.fetch_one(&mut **tx)).await?;
+        // One message, as `send_finish` sends behind a pooler, and for the same reason.
+        let current = self.connections().ask("check", scalar::<Option<i64>>(sql::CHECK.into_sql_str(), tx)).await?;
         if current == Some(transaction(claims)) && depth(tx) == 1 {
             return Ok(());
         }
@@ -242,15 +265,27 @@ impl InboxStore for PgInboxStore {
 }
 
 impl PgInboxStore {
-    async fn register_in(&self, tx: &mut PgTransaction<'static>, consumer: &str) -> Result<ConsumerId, StoreError> {
-        let query = sqlx::query_scalar::<_, bool>(sql::IS_READ_ONLY_OUTSIDE);
-        if !self.connections().ask("register", query.fetch_one(&mut **tx)).await? {
-            return Err(StoreError::new(StoreErrorKind::InvalidConfig, "register").context(format!(
-                "{} does not take `default_transaction_read_only` from a connection's options; connect to the server \
-                 itself, not by a pooler",
-                self.connections().server(),
-            )));
+    /// Says once what a role behind a pooler should have.
+    async fn advise(&self, tx: &mut PgTransaction<'static>) -> Result<(), StoreError> {
+        let connections = self.connections();
+        if !connections.is_pooled() || self.inner.advised.load(Ordering::Relaxed) {
+            return Ok(());
         }
+        let statement = sql::IS_READ_ONLY_OUTSIDE.into_sql_str();
+        let is_read_only = connections.ask("register", scalar::<bool>(statement, tx)).await?;
+        if !self.inner.advised.swap(true, Ordering::Relaxed) && !is_read_only {
+            tracing::warn!(
+                role = connections.user(),
+                "behind a pooler, what a handler sends after a ROLLBACK or a failed COMMIT of its own is kept; give the \
+                 inbox a role of its own and `ALTER ROLE … SET default_transaction_read_only = on`"
+            );
+        }
+        Ok(())
+    }
+
+    async fn register_in(&self, tx: &mut PgTransaction<'static>, consumer: &str) -> Result<ConsumerId, StoreError> {
+        self.connections().check_direct("register", tx).await?;
+        self.advise(tx).await?;
         self.check_schema(tx).await?;
         // A number is taken for a name that is new only, so that restarts do not use them up.
         for statement in [sql::CONSUMER, sql::NEW_CONSUMER, sql::CONSUMER] {

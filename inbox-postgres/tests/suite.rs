@@ -1,22 +1,41 @@
-//! The suite of `inbox-conformance` on a PostgreSQL server: `INBOX_TEST_POSTGRES=postgres://…`.
+//! The suite of `inbox-conformance` on a PostgreSQL server, `INBOX_TEST_POSTGRES=postgres://…`, and behind a PgBouncer in
+//! transaction mode in front of it, `INBOX_TEST_PGBOUNCER=postgres://…`.
 
-use std::{process::ExitCode, sync::Arc};
+use std::{env, process::ExitCode, sync::Arc};
 
-use inbox_conformance::{StoreSubject, Suite, memory::MemoryBrokerSubject};
+use inbox_conformance::{StoreSubject, Suite, harness::unique, memory::MemoryBrokerSubject};
 use inbox_core::{BoxError, HandlerError, maintenance::Maintenance};
 use inbox_postgres::{
     PgInboxStore, PgTransaction,
-    sqlx::{self, PgPool},
+    sqlx::{self, AssertSqlSafe, PgPool},
 };
+use url::Url;
 
-struct PostgresSubject;
+/// How the store comes to the server. The tests' own statements go there directly.
+struct PostgresSubject {
+    /// Behind the pooler: the role that it is there, of this run's own.
+    pooled: Option<String>,
+}
 
 impl PostgresSubject {
     fn url() -> Result<String, BoxError> {
-        std::env::var("INBOX_TEST_POSTGRES").map_err(|_| {
+        env::var("INBOX_TEST_POSTGRES").map_err(|_| {
             "INBOX_TEST_POSTGRES is not set: the URL of a PostgreSQL server; `cargo xtask services up` starts one"
                 .into()
         })
+    }
+
+    /// That of the store.
+    fn store_url(&self) -> Result<String, BoxError> {
+        let Some(role) = &self.pooled else { return Self::url() };
+        let pooler = env::var("INBOX_TEST_PGBOUNCER").map_err(|_| {
+            "INBOX_TEST_PGBOUNCER is not set: the URL of a PgBouncer in front of INBOX_TEST_POSTGRES; `cargo xtask \
+             services up` starts one"
+        })?;
+        let mut url = Url::parse(&pooler)?;
+        url.set_username(role).and_then(|()| url.set_password(Some(role))).map_err(|()| "it names no host")?;
+        url.query_pairs_mut().append_pair("pooler", "transaction");
+        Ok(url.into())
     }
 
     async fn pool() -> Result<PgPool, BoxError> {
@@ -28,7 +47,7 @@ impl StoreSubject for PostgresSubject {
     type Store = PgInboxStore;
 
     fn name(&self) -> &str {
-        "postgres"
+        if self.pooled.is_some() { "postgres-pgbouncer" } else { "postgres" }
     }
 
     async fn open(&self) -> Result<Arc<PgInboxStore>, BoxError> {
@@ -42,8 +61,12 @@ impl StoreSubject for PostgresSubject {
         .execute(&mut *tx)
         .await?;
         tx.commit().await?;
+        PgInboxStore::new(&pool).migrate().await?;
+        if let Some(role) = &self.pooled {
+            sqlx::raw_sql(AssertSqlSafe(make_role(role))).execute(&pool).await?;
+        }
         pool.close().await;
-        let store = PgInboxStore::connect(&Self::url()?).await?;
+        let store = PgInboxStore::connect(&self.store_url()?).await?;
         store.migrate().await?;
         Ok(Arc::new(store))
     }
@@ -83,8 +106,45 @@ impl StoreSubject for PostgresSubject {
     }
 }
 
+/// What the docs say that a role behind a pooler needs, and the table of effects. Several at once make it once.
+fn make_role(role: &str) -> String {
+    format!(
+        "SELECT pg_advisory_xact_lock(4711);
+         DO $$ BEGIN
+             IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '{role}') THEN
+                 CREATE ROLE {role} LOGIN PASSWORD '{role}';
+                 ALTER ROLE {role} SET default_transaction_read_only = on;
+                 GRANT USAGE ON SCHEMA inbox TO {role};
+                 GRANT SELECT ON inbox.schema_version TO {role};
+                 GRANT SELECT, INSERT ON inbox.consumers TO {role};
+                 GRANT SELECT, INSERT, DELETE ON inbox.claims, inbox.guard TO {role};
+                 GRANT SELECT, INSERT, UPDATE, DELETE ON inbox.failures TO {role};
+                 GRANT INSERT ON suite_effects TO {role};
+             END IF;
+         END $$"
+    )
+}
+
+/// Takes the role away again, if a case has made it.
+async fn drop_role(role: &str) -> Result<(), BoxError> {
+    let pool = PostgresSubject::pool().await?;
+    let exists = sqlx::query("SELECT FROM pg_roles WHERE rolname = $1").bind(role).fetch_optional(&pool).await?;
+    if exists.is_some() {
+        sqlx::raw_sql(AssertSqlSafe(format!("DROP OWNED BY {role}; DROP ROLE {role}"))).execute(&pool).await?;
+    }
+    pool.close().await;
+    Ok(())
+}
+
 fn main() -> ExitCode {
     let broker = Arc::new(MemoryBrokerSubject::default());
-    let store = Arc::new(PostgresSubject);
-    Suite::new().store(&store).end_to_end(&broker, &store).run()
+    let role = unique("role").replace('-', "_");
+    let direct = Arc::new(PostgresSubject { pooled: None });
+    let pooled = Arc::new(PostgresSubject { pooled: Some(role.clone()) });
+    let suite = Suite::new().store(&direct).store(&pooled);
+    let ended = suite.end_to_end(&broker, &direct).end_to_end(&broker, &pooled).run();
+    let dropped = tokio::runtime::Runtime::new().map(|tokio| tokio.block_on(drop_role(&role)));
+    // Where the servers are not there, every case has said so; and nobody uses the name again.
+    drop(dropped);
+    ended
 }

@@ -97,8 +97,8 @@ async fn a_missing_database_is_named() {
     assert!(report(&error).contains(&missing), "{}", report(&error));
 }
 
-/// Passes on everything but the read-only default, as a pooler would that ignores `options`.
-async fn pooler(server: String, listener: TcpListener) {
+/// Passes on everything but one setting, as a pooler would that ignores `options`.
+async fn pooler(server: String, listener: TcpListener, setting: &'static str) {
     let mut pairs = JoinSet::new();
     loop {
         let (mut client, _) = listener.accept().await.expect("accepts");
@@ -106,32 +106,49 @@ async fn pooler(server: String, listener: TcpListener) {
         pairs.spawn(async move {
             let mut startup = vec![0; 4_096];
             let length = client.read(&mut startup).await.expect("reads");
-            let ours = b"default_transaction_read_only=on";
-            let at = startup.windows(ours.len()).position(|window| window == ours).expect("the start-up message");
-            startup[at..at + ours.len()].copy_from_slice(b"default_transaction_read_only=no");
+            let ours = format!("{setting}=on");
+            let at =
+                startup.windows(ours.len()).position(|window| window == ours.as_bytes()).expect("the start-up message");
+            startup[at..at + ours.len()].copy_from_slice(format!("{setting}=no").as_bytes());
             upstream.write_all(&startup[..length]).await.expect("writes");
             drop(tokio::io::copy_bidirectional(&mut client, &mut upstream).await);
         });
     }
 }
 
+/// What is said by all that a program starts with.
+pub(crate) async fn refused_as_pooler(url: &str) {
+    let secret = url::Url::parse(url).expect("a URL").password().expect("a password").to_owned();
+    let store = || PgConfig::url(url).expect("a URL").open().expect("a store");
+    for error in [
+        within(20, PgInboxStore::connect(url)).await.expect_err("refused"),
+        within(20, store().register("c")).await.expect_err("refused"),
+        within(20, store().migrate()).await.expect_err("refused"),
+    ] {
+        assert_eq!(error.kind(), StoreErrorKind::InvalidConfig, "{}", report(&error));
+        let text = report(&error);
+        assert!(text.contains("pooler=transaction") && text.contains("costs"), "{text}");
+        assert!(!format!("{text} {error:#?}").contains(&secret), "{error:#?}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pooler_that_drops_the_read_only_default_is_refused() {
+async fn a_pooler_that_drops_what_a_connection_asks_for_is_refused() {
     let real = url::Url::parse(&url()).expect("a URL");
     let server = format!("{}:{}", real.host_str().expect("a host"), real.port().unwrap_or(5432));
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("binds");
-    let port = listener.local_addr().expect("an address").port();
-    let mut tasks = JoinSet::new();
-    tasks.spawn(pooler(server, listener));
-    let through = url_with(|url| {
-        url.set_ip_host([127, 0, 0, 1].into()).expect("a host");
-        url.set_port(Some(port)).expect("a port");
-        url.set_query(Some("sslmode=disable"));
-    });
-    let store = PgInboxStore::connect(&through).await.expect("connects");
-    let error = within(10, store.register("c")).await.expect_err("refused");
-    assert_eq!(error.kind(), StoreErrorKind::InvalidConfig);
-    assert!(report(&error).contains("pooler"), "{}", report(&error));
+    // The second where the role has the default by itself.
+    for setting in ["default_transaction_read_only", "inbox.direct"] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("binds");
+        let port = listener.local_addr().expect("an address").port();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(pooler(server.clone(), listener, setting));
+        let through = url_with(|url| {
+            url.set_ip_host([127, 0, 0, 1].into()).expect("a host");
+            url.set_port(Some(port)).expect("a port");
+            url.set_query(Some("sslmode=disable"));
+        });
+        refused_as_pooler(&through).await;
+    }
 }
 
 async fn application_name(store: &PgInboxStore) -> String {

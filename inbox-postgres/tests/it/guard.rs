@@ -16,13 +16,13 @@ use crate::support::{Bench, IDLE, candidate, put, raw, within};
 
 /// What message 2 does, and whether the handlers pass on the errors of their inserts.
 #[derive(Clone)]
-struct Deed {
-    table: String,
-    sql: &'static str,
-    swallow: bool,
+pub(crate) struct Deed {
+    pub(crate) table: String,
+    pub(crate) sql: &'static str,
+    pub(crate) swallow: bool,
 }
 
-async fn misbehave(deed: Deed, n: i64, tx: &mut PgTransaction<'_>) -> Result<(), HandlerError> {
+pub(crate) async fn misbehave(deed: Deed, n: i64, tx: &mut PgTransaction<'_>) -> Result<(), HandlerError> {
     if n == 2 {
         drop(raw(deed.sql, tx).await);
     }
@@ -51,6 +51,11 @@ async fn what_ends_the_transaction_inside_a_handler_leaves_nothing_and_stops_the
 
 async fn ends_and_is_mended(sql: &'static str, swallow: bool) {
     let bench = Bench::new("guard").await;
+    stops_and_is_mended(&bench, sql, swallow).await;
+    bench.close().await;
+}
+
+pub(crate) async fn stops_and_is_mended(bench: &Bench, sql: &'static str, swallow: bool) {
     bench.publish_in_order(1..=5).await;
     let deed = Deed { table: bench.name.clone(), sql, swallow };
     let ended = within(30, bench.inbox().on_with(deed, "k", misbehave).run_until_idle(IDLE)).await;
@@ -64,7 +69,6 @@ async fn ends_and_is_mended(sql: &'static str, swallow: bool) {
     assert!(effects.iter().all(|effect| *effect == 1), "{sql}: {effects:?}");
     bench.run_well().await;
     bench.assert_each_once(1..=5).await;
-    bench.close().await;
 }
 
 /// A transaction that has claimed a new id and put an effect, for `deed` to spoil; what `check` and `commit` say then.

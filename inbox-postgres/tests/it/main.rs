@@ -7,6 +7,8 @@ mod connect;
 mod doubt;
 mod failures;
 mod guard;
+mod plans;
+mod pooler;
 mod races;
 mod schema;
 mod settings;

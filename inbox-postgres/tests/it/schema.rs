@@ -10,13 +10,13 @@ use tokio::task::JoinSet;
 use crate::support::{unique, url, url_with, within};
 
 /// A database of its own.
-struct Scratch {
-    name: String,
-    url: String,
+pub(crate) struct Scratch {
+    pub(crate) name: String,
+    pub(crate) url: String,
 }
 
 impl Scratch {
-    async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let name = unique("db");
         server(format!("CREATE DATABASE {name} TEMPLATE template0")).await;
         Self { url: url_with(|url| url.set_path(&name)), name }
@@ -26,7 +26,7 @@ impl Scratch {
         PgInboxStore::connect(&self.url).await.expect("connects")
     }
 
-    async fn drop(self) {
+    pub(crate) async fn drop(self) {
         server(format!("DROP DATABASE {} WITH (FORCE)", self.name)).await;
     }
 }
@@ -40,9 +40,15 @@ async fn server(sql: String) {
 #[tokio::test(flavor = "multi_thread")]
 async fn many_instances_migrate_an_empty_database_at_once() {
     let scratch = Scratch::new().await;
+    let url = scratch.url.clone();
+    migrate_at_once(scratch, &url).await;
+}
+
+/// Eight at once, by `url`, into a database that is empty.
+pub(crate) async fn migrate_at_once(scratch: Scratch, url: &str) {
     let mut tasks = JoinSet::new();
     for _ in 0..8 {
-        let store = scratch.store().await;
+        let store = PgInboxStore::connect(url).await.expect("connects");
         tasks.spawn(async move {
             store.migrate().await.expect("migrates");
             store.register("all the same").await.expect("registers")

@@ -10,10 +10,16 @@ use crate::support::{Bench, IDLE, insert, put, raw, unique, within};
 
 /// A bench whose store connects as a role of its own, with these settings.
 async fn as_role(name: &str, settings: &[&str]) -> (Bench, String) {
+    as_role_by(name, settings, |_| {}).await
+}
+
+/// As [`as_role`], by a URL that is changed further.
+pub(crate) async fn as_role_by(name: &str, settings: &[&str], change: impl FnOnce(&mut url::Url)) -> (Bench, String) {
     let role = unique("role");
     let bench = Bench::with(name, |url| {
         url.set_username(&role).expect("a user");
         url.set_password(Some("secret")).expect("a password");
+        change(url);
     })
     .await;
     // What the docs say that a running role needs; and the application's own table.
@@ -35,7 +41,7 @@ async fn as_role(name: &str, settings: &[&str]) -> (Bench, String) {
     (bench, role)
 }
 
-async fn close(bench: Bench, role: &str) {
+pub(crate) async fn close(bench: Bench, role: &str) {
     let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1";
     sqlx::query(sql).bind(role).execute(&bench.pool).await.expect("ends them");
     bench.sql(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;

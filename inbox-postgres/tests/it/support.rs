@@ -57,18 +57,20 @@ impl Bench {
 
     /// With a store that connects by a changed URL.
     pub(crate) async fn with(name: &str, change: impl FnOnce(&mut url::Url)) -> Self {
-        let name = unique(name);
         let pool = PgPoolOptions::new().max_connections(2).connect(&url()).await.expect("connects");
         // Once: in a debug build it is the making of connections, with their passwords, that takes the time.
         MIGRATED.get_or_init(|| async { PgInboxStore::new(&pool).migrate().await.expect("migrates") }).await;
+        Self::on(pool, &url(), name, change).await
+    }
+
+    /// On the migrated database of `pool` and `url`.
+    pub(crate) async fn on(pool: PgPool, url: &str, name: &str, change: impl FnOnce(&mut url::Url)) -> Self {
+        let name = unique(name);
+        let mut url = url::Url::parse(url).expect("a URL");
+        url.query_pairs_mut().append_pair("application_name", &name);
+        change(&mut url);
         let bench = Self {
-            store: PgConfig::url(&url_with(|url| {
-                url.query_pairs_mut().append_pair("application_name", &name);
-                change(url);
-            }))
-            .expect("a URL")
-            .open()
-            .expect("a store"),
+            store: PgConfig::url(url.as_str()).expect("a URL").open().expect("a store"),
             name,
             pool,
             broker: MemoryBroker::new(),

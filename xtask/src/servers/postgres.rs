@@ -196,8 +196,11 @@ impl Cluster {
     }
 }
 
-/// The folder of the cluster, emptied and owned by who runs it.
-fn base(near: &Path) -> Result<PathBuf> {
+/// The folder of a cluster, or of another server that runs as its user, emptied and owned by who runs it.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn base(near: &Path) -> Result<PathBuf> {
     emptied(near)?;
     if !is_root() {
         return Ok(near.to_path_buf());

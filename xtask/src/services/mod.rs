@@ -4,6 +4,7 @@
 
 mod kafka;
 mod packages;
+mod pgbouncer;
 mod postgres;
 mod state;
 
@@ -49,6 +50,8 @@ struct Start<'a> {
     folder: &'a Path,
     /// Its last run here.
     last: Option<&'a Running>,
+    /// The variables of the services before it, which can be used by now.
+    variables: &'a [(&'static str, String)],
 }
 
 impl Start<'_> {
@@ -59,10 +62,15 @@ impl Start<'_> {
             _ => free_port(),
         }
     }
+
+    /// The URL of a service before it.
+    fn url_of(&self, service: &Service) -> Option<&str> {
+        self.variables.iter().find(|(name, _)| *name == service.variable).map(|(_, url)| url.as_str())
+    }
 }
 
 /// Further services are added here, each in a file of its own.
-const ALL: &[Service] = &[postgres::SERVICE, kafka::SERVICE];
+const ALL: &[Service] = &[postgres::SERVICE, pgbouncer::SERVICE, kafka::SERVICE];
 
 /// The variables for tests, by name.
 pub(crate) type Variables = Vec<(&'static str, String)>;
@@ -85,14 +93,18 @@ pub(crate) fn up(names: &[String], started: &mut Vec<&'static str>) -> Result<Va
     let mut variables = Variables::new();
     for service in ALL {
         let last = state.iter().find(|running| running.name == service.name);
+        let with = Start { folder: &folder, last, variables: &variables };
+        let usable = |running: &&Running| {
+            running.alive() && (!named(service) || answers(running) && pgbouncer::fits(running, &with))
+        };
         let url = if let Some(url) = given(service, &state) {
             eprintln!("{}: {} is given", service.name, service.variable);
             url
-        } else if let Some(running) = last.filter(|running| running.alive() && (!named(service) || answers(running))) {
+        } else if let Some(running) = last.filter(usable) {
             eprintln!("{}: is up on port {}", service.name, running.port);
             running.url.clone()
         } else if named(service) {
-            let running = start(service, &Start { folder: &folder, last })?;
+            let running = start(service, &with)?;
             let url = running.url.clone();
             state.retain(|other| other.name != service.name);
             state.push(running);
@@ -190,7 +202,7 @@ fn install(folder: &Path, state: &[Running], named: impl Fn(&Service) -> bool) -
 
 fn start(service: &Service, with: &Start<'_>) -> Result<Running> {
     if let Some(mute) = with.last.filter(|last| last.alive()) {
-        eprintln!("{}: process {} does not answer, ending it", service.name, mute.pid);
+        eprintln!("{}: process {} is of no use, ending it", service.name, mute.pid);
         end(mute, service.stop)?;
     }
     eprintln!("{}: starting", service.name);
@@ -265,7 +277,7 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         let last = Running { name: "x".into(), pid: 0, port, mark: String::new(), url: String::new() };
-        let start = Start { folder: Path::new("."), last: Some(&last) };
+        let start = Start { folder: Path::new("."), last: Some(&last), variables: &[] };
         assert_ne!(start.port().unwrap(), port);
         drop(listener);
         // Not at once: a child that another test is starting holds the listener until it has become its program.

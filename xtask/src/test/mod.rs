@@ -227,8 +227,10 @@ fn verdict(invocation: &Invocation, status: Option<Option<i32>>) -> Result<(), S
 /// The argument, or the variable that it names.
 fn expanded(argument: &str, variables: &[(&str, String)]) -> Result<String> {
     let Some(name) = argument.strip_prefix('$') else { return Ok(argument.to_owned()) };
+    let end = name.find(|c: char| c != '_' && !c.is_ascii_alphanumeric()).unwrap_or(name.len());
+    let (name, behind) = name.split_at(end);
     match variables.iter().find(|(variable, _)| *variable == name) {
-        Some((_, url)) => Ok(url.clone()),
+        Some((_, url)) => Ok(format!("{url}{behind}")),
         None => bail!("{name} is not known"),
     }
 }
@@ -264,6 +266,7 @@ mod tests {
     fn variables_are_put_in() {
         let variables = [("INBOX_TEST_KAFKA", "kafka://x".to_owned())];
         assert_eq!(expanded("$INBOX_TEST_KAFKA", &variables).unwrap(), "kafka://x");
+        assert_eq!(expanded("$INBOX_TEST_KAFKA?key=value", &variables).unwrap(), "kafka://x?key=value");
         assert_eq!(expanded("--store", &variables).unwrap(), "--store");
         assert!(expanded("$INBOX_TEST_OTHER", &variables).is_err());
     }

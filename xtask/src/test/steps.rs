@@ -48,7 +48,7 @@ pub(crate) enum Work {
 /// One run of cargo and how it has to end.
 #[derive(Debug, Clone)]
 pub(crate) struct Invocation {
-    /// The arguments; one like `$INBOX_TEST_KAFKA` is replaced by what that variable is for tests.
+    /// The arguments; `$INBOX_TEST_KAFKA` at the start of one is replaced by what that variable is for tests.
     pub(crate) arguments: Vec<&'static str>,
     /// Variables for this run.
     pub(crate) variables: &'static [(&'static str, &'static str)],
@@ -132,9 +132,10 @@ impl Step {
                 Invocation { status: 1, ..Invocation::of(&["run", "--bin", "chaos", "--", "--no-inbox"]) },
             ]),
             Self::ChaosServers => Work::Commands(vec![
-                on_servers(None, 0),
-                on_servers(Some("--processes"), 0),
-                on_servers(Some("--no-inbox"), 1),
+                on_servers(DIRECT, None, 0),
+                on_servers(DIRECT, Some("--processes"), 0),
+                on_servers(DIRECT, Some("--no-inbox"), 1),
+                on_servers(POOLED, Some("--processes"), 0),
             ]),
             Self::Faults => Work::Commands(vec![
                 faults(&["--short"], 0),
@@ -145,9 +146,14 @@ impl Step {
     }
 }
 
-fn on_servers(option: Option<&'static str>, status: i32) -> Invocation {
+/// The store on its server.
+const DIRECT: &str = "$INBOX_TEST_POSTGRES";
+/// The same behind a pooler in transaction mode.
+const POOLED: &str = "$INBOX_TEST_PGBOUNCER?pooler=transaction";
+
+fn on_servers(store: &'static str, option: Option<&'static str>, status: i32) -> Invocation {
     let mut invocation = Invocation::of(&["run", "--bin", "chaos", "--features", "kafka,postgres", "--"]);
-    invocation.arguments.extend(["--transport", "$INBOX_TEST_KAFKA", "--store", "$INBOX_TEST_POSTGRES"]);
+    invocation.arguments.extend(["--transport", "$INBOX_TEST_KAFKA", "--store", store]);
     invocation.arguments.extend(option);
     Invocation { status, ..invocation }
 }

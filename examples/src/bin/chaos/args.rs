@@ -17,7 +17,8 @@ pub(crate) struct Args {
     /// The broker: `sqlite:FILE` or `kafka://host:port`; the topic is made. Default: a file in a temporary folder.
     #[arg(long)]
     pub(crate) transport: Option<String>,
-    /// The database: `sqlite:FILE` or `postgres://…`. Default: a file in a temporary folder.
+    /// The database: `sqlite:FILE` or `postgres://…`, behind PgBouncer with `?pooler=transaction`. Default: a file in a
+    /// temporary folder.
     #[arg(long)]
     pub(crate) store: Option<String>,
     /// The negative control: the same pipeline, but consumers do not claim.

@@ -77,6 +77,8 @@ macro_rules! shop {
         pub(crate) struct $shop {
             pub(crate) pool: sqlx::Pool<$db>,
             pub(crate) store: $store,
+            /// Begins a transaction of the shop's own.
+            begin: sqlx::SqlStr,
         }
 
         const TABLES: [&str; 5] = [
@@ -134,13 +136,17 @@ macro_rules! shop {
         }
 
         impl $shop {
+            async fn begin(&self) -> sqlx::Result<Tx> {
+                self.pool.begin_with(self.begin.clone()).await
+            }
+
             async fn number(&self, statement: &'static str) -> anyhow::Result<i64> {
-                Ok(sqlx::query_scalar(statement).fetch_one(&self.pool).await?)
+                Ok(sqlx::query_scalar(statement).fetch_one(&mut *self.begin().await?).await?)
             }
 
             async fn run_bare(&self, message: &inbox::Message, notifies: bool) -> Result<(), HandlerError> {
                 let event: PaymentEvent = serde_json::from_slice(&message.body)?;
-                let mut tx: Tx = self.pool.begin().await?;
+                let mut tx = self.begin().await?;
                 match (message.kind.as_deref(), notifies) {
                     (Some("payment.captured"), true) => send_receipt(event, &mut tx).await?,
                     (Some("payment.captured"), false) => captured(event, &mut tx).await?,
@@ -156,14 +162,15 @@ macro_rules! shop {
         impl Shop for $shop {
             async fn open(&self) -> anyhow::Result<()> {
                 inbox::maintenance::Maintenance::migrate(&self.store).await?;
+                let mut tx = self.begin().await?;
                 for table in TABLES {
-                    sqlx::query(table).execute(&self.pool).await?;
+                    sqlx::query(table).execute(&mut *tx).await?;
                 }
-                Ok(())
+                Ok(tx.commit().await?)
             }
 
             async fn pay(&self, payments: std::ops::Range<i64>) -> anyhow::Result<()> {
-                let mut tx = self.pool.begin().await?;
+                let mut tx = self.begin().await?;
                 for payment in payments {
                     sqlx::query("INSERT INTO chaos_payments (id, status) VALUES ($1, 'captured')")
                         .bind(payment)
@@ -191,7 +198,7 @@ macro_rules! shop {
                 )
                 .bind(half)
                 .bind(most)
-                .fetch_all(&self.pool)
+                .fetch_all(&mut *self.begin().await?)
                 .await?;
                 Ok(rows
                     .into_iter()
@@ -200,7 +207,7 @@ macro_rules! shop {
             }
 
             async fn mark(&self, numbers: &[i64]) -> anyhow::Result<()> {
-                let mut tx = self.pool.begin().await?;
+                let mut tx = self.begin().await?;
                 for number in numbers {
                     sqlx::query("UPDATE chaos_outbox SET published = 1 WHERE number = $1")
                         .bind(number)
@@ -263,6 +270,7 @@ macro_rules! shop {
             }
 
             async fn tear_down(&self) -> anyhow::Result<()> {
+                let mut tx = self.begin().await?;
                 for table in [
                     "DROP TABLE IF EXISTS chaos_payments",
                     "DROP TABLE IF EXISTS chaos_outbox",
@@ -270,9 +278,9 @@ macro_rules! shop {
                     "DROP TABLE IF EXISTS chaos_projection",
                     "DROP TABLE IF EXISTS chaos_late",
                 ] {
-                    sqlx::query(table).execute(&self.pool).await?;
+                    sqlx::query(table).execute(&mut *tx).await?;
                 }
-                Ok(())
+                Ok(tx.commit().await?)
             }
         }
     };
@@ -282,7 +290,10 @@ pub(crate) mod sqlite {
     //! The shop on SQLite.
     use super::{Books, Consumer, Duration, HandlerError, Inbox, OutboxRow, PaymentEvent, Shop, Stop, Transport};
     use async_trait::async_trait;
-    use inbox::sqlite::{SqliteInboxStore, sqlx};
+    use inbox::sqlite::{
+        SqliteInboxStore,
+        sqlx::{self, SqlSafeStr as _},
+    };
 
     shop!(SqliteShop, sqlx::Sqlite, SqliteInboxStore, "INTEGER");
 
@@ -299,7 +310,7 @@ pub(crate) mod sqlite {
                 .connect_with(options)
                 .await?;
             let store = SqliteInboxStore::builder(file)?.busy_timeout(Duration::from_secs(60)).open().await?;
-            Ok(Self { pool, store })
+            Ok(Self { pool, store, begin: "BEGIN".into_sql_str() })
         }
     }
 }
@@ -309,23 +320,34 @@ pub(crate) mod postgres {
     //! The shop on PostgreSQL, in a schema of its own.
     use super::{Books, Consumer, Duration, HandlerError, Inbox, OutboxRow, PaymentEvent, Shop, Stop, Transport};
     use async_trait::async_trait;
-    use inbox::postgres::{PgInboxStore, sqlx};
+    use inbox::postgres::{
+        PgConfig, PgInboxStore,
+        sqlx::{self, AssertSqlSafe, SqlSafeStr as _},
+    };
 
     shop!(PgShop, sqlx::Postgres, PgInboxStore, "BIGINT");
 
     impl PgShop {
         pub(crate) async fn connect(url: &str, run: &str) -> anyhow::Result<Self> {
             let schema = format!("chaos_{run}");
-            let options: sqlx::postgres::PgConnectOptions = url.parse()?;
-            let options = options.options([("search_path", schema.as_str())]);
+            // The store takes it from the URL, this pool in each transaction: behind a pooler a session keeps nothing.
+            let key = if url.contains('?') { '&' } else { '?' };
+            let store = PgConfig::url(&format!("{url}{key}options[search_path]={schema}"))?.open()?;
+            let mut begin = format!("BEGIN; SET LOCAL search_path = {schema}");
+            // sqlx passes over the store's own key.
+            let mut options: sqlx::postgres::PgConnectOptions = url.parse()?;
+            if url.contains("pooler=transaction") {
+                options = options.extra_float_digits(None).statement_cache_capacity(0);
+                // What others have prepared there under the names that come next.
+                begin.push_str("; DEALLOCATE ALL");
+            }
             let pool = sqlx::postgres::PgPoolOptions::new()
                 .max_connections(6)
                 .acquire_timeout(Duration::from_secs(30))
                 .connect_with(options)
                 .await?;
-            sqlx::query(sqlx::AssertSqlSafe(format!("CREATE SCHEMA IF NOT EXISTS {schema}"))).execute(&pool).await?;
-            let store = PgInboxStore::new(&pool);
-            Ok(Self { pool, store })
+            sqlx::raw_sql(AssertSqlSafe(format!("CREATE SCHEMA IF NOT EXISTS {schema}"))).execute(&pool).await?;
+            Ok(Self { pool, store, begin: AssertSqlSafe(begin).into_sql_str() })
         }
     }
 }
