@@ -85,8 +85,9 @@ fn target() -> PathBuf {
 }
 
 fn write_report(file: &Path) -> anyhow::Result<()> {
-    let outcomes = Results::new(&target())?.read()?;
-    std::fs::write(file, report::markdown(&outcomes)).with_context(|| format!("write {}", file.display()))
+    let results = Results::new(&target())?;
+    std::fs::write(file, report::markdown(&results.read()?, results.read_soak()))
+        .with_context(|| format!("write {}", file.display()))
 }
 
 /// The rounds of a run.

@@ -32,6 +32,20 @@ impl Results {
         writeln!(file, "{}", serde_json::to_string(outcome)?).context("keep a result")
     }
 
+    /// Keeps the report of the last soak.
+    pub(crate) fn keep_soak(&self, text: &str) -> anyhow::Result<()> {
+        fs::write(self.soak(), text).context("keep the soak's report")
+    }
+
+    /// What [`keep_soak`](Self::keep_soak) has kept.
+    pub(crate) fn read_soak(&self) -> Option<String> {
+        fs::read_to_string(self.soak()).ok()
+    }
+
+    fn soak(&self) -> PathBuf {
+        self.0.with_file_name("soak.md")
+    }
+
     pub(crate) fn read(&self) -> anyhow::Result<Vec<Outcome>> {
         let text = fs::read_to_string(&self.0).context("no results yet: run `cargo xtask faults`")?;
         text.lines().map(|line| serde_json::from_str(line).context("read a result")).collect()
@@ -95,12 +109,15 @@ pub(crate) fn table(outcomes: &[Outcome]) -> String {
 }
 
 /// For docs/RELIABILITY.md.
-pub(crate) fn markdown(outcomes: &[Outcome]) -> String {
+pub(crate) fn markdown(outcomes: &[Outcome], soak: Option<String>) -> String {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN).set_header(HEADINGS);
     for row in rows(outcomes) {
         table.add_row(row);
     }
     let about: String = Case::ALL.iter().map(|case| format!("- `{}`: {}.\n", case.name(), case.about())).collect();
-    include_str!("reliability.md").replace("{table}", &table.to_string()).replace("{cases}", about.trim_end())
+    include_str!("reliability.md")
+        .replace("{table}", &table.to_string())
+        .replace("{cases}", about.trim_end())
+        .replace("{soak}", soak.as_deref().unwrap_or("Not run yet.").trim_end())
 }

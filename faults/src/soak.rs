@@ -16,6 +16,7 @@ use crate::{
     args::{Broker, RunArgs, SoakArgs, Store},
     outcome::Pair,
     proxy::Mode,
+    report::Results,
     servers::{Servers, pause},
     stage::{Context, Setup, Stage},
 };
@@ -85,7 +86,6 @@ pub(crate) async fn run(args: &SoakArgs, target: PathBuf) -> anyhow::Result<Exit
         eprintln!("{sample:?}");
         samples.push(sample);
     }
-    println!("{faults} faults in {minutes} minutes");
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN);
     table.set_header(["minute", "resident, MB", "files", "threads", "connections", "acknowledged"]);
@@ -102,12 +102,15 @@ pub(crate) async fn run(args: &SoakArgs, target: PathBuf) -> anyhow::Result<Exit
             ]);
         }
     }
-    println!("{table}");
-    judge(&samples)
+    let (verdict, holds) = judge(&samples)?;
+    let text = format!("{faults} faults in {minutes} minutes.\n\n{table}\n\n{verdict}");
+    println!("{text}");
+    Results::new(&target)?.keep_soak(&text)?;
+    Ok(if holds { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
 /// The highest of the minutes 2 to 4 against the lowest of the last two: a leak grows, noise does not.
-fn judge(samples: &[Sample]) -> anyhow::Result<ExitCode> {
+fn judge(samples: &[Sample]) -> anyhow::Result<(String, bool)> {
     let last = samples.last().context("no sample")?.at;
     let early = samples.iter().filter(|sample| (120..=240).contains(&sample.at.as_secs()));
     let late = samples.iter().filter(|sample| sample.at + Duration::from_secs(120) >= last);
@@ -122,13 +125,14 @@ fn judge(samples: &[Sample]) -> anyhow::Result<ExitCode> {
         ("threads", grown(|sample| sample.threads)?, SLACK),
         ("connections", grown(|sample| sample.connections.unsigned_abs())?, SLACK),
     ];
-    let mut holds = true;
+    let (mut lines, mut holds) = (Vec::new(), true);
     for (what, (early, late), slack) in figures {
         let grows = late > early + slack;
         holds &= !grows;
-        println!("{what}: {early} early, {late} late: {}", if grows { "GROWS" } else { "does not grow" });
+        let verdict = if grows { "**grows**" } else { "does not grow" };
+        lines.push(format!("- {what}: {early} at most in minutes 2 to 4, {late} at least in the last two: {verdict}"));
     }
-    Ok(if holds { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    Ok((lines.join("\n"), holds))
 }
 
 /// One fault; which, goes round.
