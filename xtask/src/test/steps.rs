@@ -28,6 +28,8 @@ pub(crate) enum Step {
     Chaos,
     /// The same against real servers, with threads and with processes.
     ChaosServers,
+    /// The example of a consumer loop of one's own keeps the guarantee, on real servers.
+    OwnLoop,
     /// Every fault once, shortly; and wrong consumers are found out.
     Faults,
 }
@@ -85,13 +87,14 @@ impl Step {
             Self::Quickstart => "quickstart",
             Self::Chaos => "chaos",
             Self::ChaosServers => "chaos-servers",
+            Self::OwnLoop => "own-loop",
             Self::Faults => "faults",
         }
     }
 
     /// Whether it cannot run without services.
     pub(crate) fn needs_services(self) -> bool {
-        matches!(self, Self::Tests | Self::ChaosServers)
+        matches!(self, Self::Tests | Self::ChaosServers | Self::OwnLoop)
     }
 
     /// Whether it compiles the whole workspace, so needs the tools and libraries that a broker's client is built with.
@@ -101,7 +104,7 @@ impl Step {
 
     /// Whether a quick run has it: the rest takes minutes and seldom finds what these do not.
     pub(crate) fn is_quick(self) -> bool {
-        !matches!(self, Self::CompileFail | Self::Doc | Self::Chaos | Self::ChaosServers | Self::Faults)
+        !matches!(self, Self::CompileFail | Self::Doc | Self::Chaos | Self::ChaosServers | Self::OwnLoop | Self::Faults)
     }
 
     /// What it does.
@@ -137,6 +140,11 @@ impl Step {
                 on_servers(DIRECT, Some("--no-inbox"), 1),
                 on_servers(POOLED, Some("--processes"), 0),
             ]),
+            Self::OwnLoop => {
+                let mut own_loop = Invocation::of(&["run", "--bin", "own_loop", "--features", "kafka,postgres", "--"]);
+                own_loop.arguments.extend(["--brokers", "$INBOX_TEST_KAFKA", "--database", DIRECT]);
+                one(Invocation { limit: minutes(20), ..own_loop })
+            }
             Self::Faults => Work::Commands(vec![
                 faults(&["--short"], 0),
                 faults(&["--short", "--case", "kill", "--broker", "sqlite", "--saboteur", "ack-first"], 1),

@@ -168,7 +168,6 @@ impl Loop<'_> {
                 Some(first) if first.fingerprint == record.fingerprint => Some(Claim::Duplicate),
                 _ => Some(Claim::Conflict),
             };
-            let claim = claim.map(|_| Claim::New);
             match (claim, &record.work, give_up) {
                 (Some(Claim::New), Work::Run(captured), None) => {
                     let query = format!("INSERT INTO {} (payment, cents) VALUES ($1, $2)", self.effects);

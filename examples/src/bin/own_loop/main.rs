@@ -9,6 +9,7 @@ mod consume;
 mod records;
 
 use std::{
+    convert::Infallible,
     process::ExitCode,
     sync::{
         Arc,
@@ -38,8 +39,8 @@ use crate::{consume::Loop, records::Captured};
 #[derive(Debug, Parser)]
 #[command(name = "own_loop")]
 struct Args {
-    /// The brokers: `host:port[,host:port…]`. The topic is made.
-    #[arg(long)]
+    /// The brokers: `host:port[,host:port…]`, with `kafka://` in front or not. The topic is made.
+    #[arg(long, value_parser = |given: &str| Ok::<_, Infallible>(given.trim_start_matches("kafka://").to_owned()))]
     brokers: String,
     /// The database: `postgres://…`. The inbox's tables and one for the effects are made.
     #[arg(long)]
