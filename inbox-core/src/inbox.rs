@@ -3,6 +3,7 @@
 use std::{error::Error, fmt, future::Future, sync::Arc, sync::atomic::Ordering as Atomic, time::Duration};
 
 use crate::{
+    capability::Lease,
     dispatch::Routes,
     error::{StoreError, TransportError},
     failure_store::FailureStore,
@@ -295,9 +296,25 @@ impl<S: FailureStore> InboxBuilder<S> {
         if settings.backoff.most < settings.backoff.first {
             return config("`backoff.most` is shorter than `backoff.first`".into());
         }
+        self.fits_lease()?;
         let bound = Bound::new(settings.in_flight);
         let engine = Engine::new(self.name, self.store, self.routes, self.settings, self.policies);
         Ok(Inbox { engine: Arc::new(engine), bound, transport: self.transport })
+    }
+
+    /// A transaction must be over before the broker takes its messages away.
+    fn fits_lease(&self) -> Result<(), InboxError> {
+        let lease = self.transport.as_ref().map(|transport| transport.capabilities().lease);
+        let (handler, batch) = (self.settings.handler_timeout, self.settings.max_batch_time);
+        match lease {
+            Some(Lease::Ceiling(ceiling)) if handler.saturating_add(batch) >= ceiling => {
+                Err(InboxError::Config(format!(
+                    "`handler_timeout` is {handler:?} and `max_batch_time` {batch:?}, but this transport's broker takes a message \
+                 away after {ceiling:?}; accepted: less than that together, or a broker (and its URL) with a longer time",
+                )))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// [`build`](Self::build) and [`Inbox::run`].

@@ -11,6 +11,9 @@ use inbox_postgres::{
 };
 use url::Url;
 
+/// Cases run side by side, and two at once would meet each other's catalogue rows.
+const ONE_AT_A_TIME: &str = "SELECT pg_advisory_xact_lock(4711)";
+
 /// How the store comes to the server. The tests' own statements go there directly.
 struct PostgresSubject {
     /// Behind the pooler: the role that it is there, of this run's own.
@@ -52,9 +55,8 @@ impl StoreSubject for PostgresSubject {
 
     async fn open(&self) -> Result<Arc<PgInboxStore>, BoxError> {
         let pool = Self::pool().await?;
-        // Cases run side by side, and two at once would meet each other's catalogue rows.
         let mut tx = pool.begin().await?;
-        sqlx::query("SELECT pg_advisory_xact_lock(4711)").execute(&mut *tx).await?;
+        sqlx::query(ONE_AT_A_TIME).execute(&mut *tx).await?;
         sqlx::query(
             "CREATE TABLE IF NOT EXISTS suite_effects (number bigint GENERATED ALWAYS AS IDENTITY, scope text, effect text)",
         )
@@ -109,7 +111,7 @@ impl StoreSubject for PostgresSubject {
 /// What the docs say that a role behind a pooler needs, and the table of effects. Several at once make it once.
 fn make_role(role: &str) -> String {
     format!(
-        "SELECT pg_advisory_xact_lock(4711);
+        "{ONE_AT_A_TIME};
          DO $$ BEGIN
              IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '{role}') THEN
                  CREATE ROLE {role} LOGIN PASSWORD '{role}';
@@ -130,7 +132,9 @@ async fn drop_role(role: &str) -> Result<(), BoxError> {
     let pool = PostgresSubject::pool().await?;
     let exists = sqlx::query("SELECT FROM pg_roles WHERE rolname = $1").bind(role).fetch_optional(&pool).await?;
     if exists.is_some() {
-        sqlx::raw_sql(AssertSqlSafe(format!("DROP OWNED BY {role}; DROP ROLE {role}"))).execute(&pool).await?;
+        sqlx::raw_sql(AssertSqlSafe(format!("{ONE_AT_A_TIME}; DROP OWNED BY {role}; DROP ROLE {role}")))
+            .execute(&pool)
+            .await?;
     }
     pool.close().await;
     Ok(())

@@ -32,7 +32,7 @@
 //! ```
 //!
 //! # Features
-//! A feature for each transport and store: `sqlite` (default), `kafka`, `postgres`.
+//! A feature for each transport and store: `sqlite` (default), `kafka`, `rabbitmq`, `postgres`.
 
 use std::sync::Arc;
 
@@ -42,14 +42,19 @@ pub use inbox_core::*;
 pub use inbox_kafka as kafka;
 #[cfg(feature = "postgres")]
 pub use inbox_postgres as postgres;
+#[cfg(feature = "rabbitmq")]
+pub use inbox_rabbitmq as rabbitmq;
 #[cfg(feature = "sqlite")]
 pub use inbox_sqlite as sqlite;
 
 /// The transports that are known, the feature that brings each, and whether it is on.
-const SCHEMES: [(&str, &str, bool); 3] = [
+const SCHEMES: [(&str, &str, bool); 6] = [
     ("sqlite", "sqlite", cfg!(feature = "sqlite")),
     ("kafka", "kafka", cfg!(feature = "kafka")),
     ("kafka+tls", "kafka", cfg!(feature = "kafka")),
+    ("rabbitmq", "rabbitmq", cfg!(feature = "rabbitmq")),
+    ("amqp", "rabbitmq", cfg!(feature = "rabbitmq")),
+    ("amqps", "rabbitmq", cfg!(feature = "rabbitmq")),
 ];
 
 /// The scheme of a URL in lower case, if it begins with one.
@@ -84,6 +89,7 @@ fn unknown(scheme: Option<&str>) -> TransportError {
 /// | --- | --- |
 /// | `sqlite:FILE/topic?group=NAME` | `sqlite` |
 /// | `kafka://host:port[,host…]/topic[,topic…]?group=NAME` | `kafka` |
+/// | `rabbitmq://user:password@host[:port]/vhost?queue=NAME`, `amqp:`, `amqps:` | `rabbitmq` |
 ///
 /// # Errors
 /// `InvalidConfig` for an unknown scheme, a feature that is off, a wrong key; `Unavailable`, `NotFound` and
@@ -94,6 +100,8 @@ pub async fn connect(url: &str) -> Result<Arc<dyn Transport>, TransportError> {
         Some("sqlite") => Ok(Arc::new(inbox_sqlite::connect(url).await?)),
         #[cfg(feature = "kafka")]
         Some("kafka" | "kafka+tls") => Ok(Arc::new(inbox_kafka::connect(url).await?)),
+        #[cfg(feature = "rabbitmq")]
+        Some("rabbitmq" | "amqp" | "amqps") => Ok(Arc::new(inbox_rabbitmq::connect(url).await?)),
         other => Err(unknown(other)),
     }
 }
@@ -108,6 +116,8 @@ pub async fn publisher(url: &str) -> Result<Arc<dyn Publisher>, TransportError> 
         Some("sqlite") => Ok(Arc::new(inbox_sqlite::publisher(url).await?)),
         #[cfg(feature = "kafka")]
         Some("kafka" | "kafka+tls") => Ok(Arc::new(inbox_kafka::publisher(url).await?)),
+        #[cfg(feature = "rabbitmq")]
+        Some("rabbitmq" | "amqp" | "amqps") => Ok(Arc::new(inbox_rabbitmq::publisher(url).await?)),
         other => Err(unknown(other)),
     }
 }
@@ -122,6 +132,28 @@ pub async fn provision(url: &str) -> Result<(), TransportError> {
         Some("sqlite") => inbox_sqlite::provision(url).await,
         #[cfg(feature = "kafka")]
         Some("kafka" | "kafka+tls") => inbox_kafka::provision(url).await,
+        #[cfg(feature = "rabbitmq")]
+        Some("rabbitmq" | "amqp" | "amqps") => inbox_rabbitmq::provision(url).await,
+        other => Err(unknown(other)),
+    }
+}
+
+/// How many messages the subscription of a URL has that are not acknowledged: waiting, or with a consumer. For tests,
+/// examples and jobs that work off a queue; a lag to alert on is in the broker's own metrics.
+///
+/// What the broker can tell differs: Kafka counts records of aborted transactions and markers too, RabbitMQ does not count
+/// what consumers hold. Ask again until it stays at zero.
+///
+/// # Errors
+/// As [`connect`].
+pub async fn backlog(url: &str) -> Result<u64, TransportError> {
+    match scheme(url).as_deref() {
+        #[cfg(feature = "sqlite")]
+        Some("sqlite") => inbox_sqlite::QueueConfig::parse(url)?.backlog().await,
+        #[cfg(feature = "kafka")]
+        Some("kafka" | "kafka+tls") => Ok(u64::try_from(inbox_kafka::group_lag(url).await?).unwrap_or(0)),
+        #[cfg(feature = "rabbitmq")]
+        Some("rabbitmq" | "amqp" | "amqps") => inbox_rabbitmq::count_ready(url).await,
         other => Err(unknown(other)),
     }
 }

@@ -8,6 +8,9 @@ use tokio::task::JoinSet;
 
 use crate::support::{Bench, IDLE, insert, put, raw, unique, within};
 
+/// Two that change what the same table grants would meet each other's catalogue row.
+const ONE_AT_A_TIME: &str = "SELECT pg_advisory_xact_lock(4711)";
+
 /// A bench whose store connects as a role of its own, with these settings.
 async fn as_role(name: &str, settings: &[&str]) -> (Bench, String) {
     as_role_by(name, settings, |_| {}).await
@@ -25,7 +28,7 @@ pub(crate) async fn as_role_by(name: &str, settings: &[&str], change: impl FnOnc
     // What the docs say that a running role needs; and the application's own table.
     bench
         .sql(&format!(
-            "CREATE ROLE {role} LOGIN PASSWORD 'secret';
+            "{ONE_AT_A_TIME}; CREATE ROLE {role} LOGIN PASSWORD 'secret';
              GRANT USAGE ON SCHEMA inbox TO {role};
              GRANT SELECT ON inbox.schema_version TO {role};
              GRANT SELECT, INSERT ON inbox.consumers TO {role};
@@ -44,7 +47,7 @@ pub(crate) async fn as_role_by(name: &str, settings: &[&str], change: impl FnOnc
 pub(crate) async fn close(bench: Bench, role: &str) {
     let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1";
     sqlx::query(sql).bind(role).execute(&bench.pool).await.expect("ends them");
-    bench.sql(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
+    bench.sql(&format!("{ONE_AT_A_TIME}; DROP OWNED BY {role}; DROP ROLE {role}")).await;
     bench.close().await;
 }
 

@@ -2,6 +2,7 @@
 
 pub mod kafka;
 pub mod postgres;
+pub mod rabbitmq;
 
 use std::{
     fs,

@@ -6,6 +6,7 @@ mod kafka;
 mod packages;
 mod pgbouncer;
 mod postgres;
+mod rabbitmq;
 mod state;
 
 use std::{
@@ -70,7 +71,7 @@ impl Start<'_> {
 }
 
 /// Further services are added here, each in a file of its own.
-const ALL: &[Service] = &[postgres::SERVICE, pgbouncer::SERVICE, kafka::SERVICE];
+const ALL: &[Service] = &[postgres::SERVICE, pgbouncer::SERVICE, kafka::SERVICE, rabbitmq::SERVICE];
 
 /// The variables for tests, by name.
 pub(crate) type Variables = Vec<(&'static str, String)>;

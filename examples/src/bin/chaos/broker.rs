@@ -2,6 +2,9 @@
 
 use anyhow::{Context, bail};
 
+/// Ends the name of the queue by which it is counted what was published, where each group has a queue.
+const PUBLISHED: &str = "published";
+
 /// The topic of one run.
 #[derive(Clone, Debug)]
 pub(crate) struct Broker {
@@ -16,6 +19,11 @@ impl Broker {
 
     /// The topic's URL, with a group and what makes a crashed member's messages come back soon.
     pub(crate) fn url(&self, group: Option<&str>) -> String {
+        if let Some((broker, query)) = self.rabbitmq() {
+            // Without a group: the exchange, and the queue by which it is counted what was published to it.
+            let queue = format!("{}-{}", self.topic, group.unwrap_or(PUBLISHED));
+            return format!("{broker}?queue={queue}&exchange={}&exchange_type=fanout&prefetch=100{query}", self.topic);
+        }
         let url = format!("{}/{}", self.base, self.topic);
         match group {
             None => url,
@@ -27,6 +35,13 @@ impl Broker {
         }
     }
 
+    /// The broker's URL, and what is to be added to a query.
+    fn rabbitmq(&self) -> Option<(&str, String)> {
+        let (broker, query) = self.base.split_once('?').unwrap_or((&self.base, ""));
+        let query = if query.is_empty() { String::new() } else { format!("&{query}") };
+        (broker.starts_with("rabbitmq") || broker.starts_with("amqp")).then_some((broker, query))
+    }
+
     fn is_kafka(&self) -> bool {
         self.base.starts_with("kafka")
     }
@@ -36,6 +51,10 @@ impl Broker {
         if self.is_kafka() {
             #[cfg(feature = "kafka")]
             return inbox::kafka::count_records(&self.url(None)).await.context("count the topic's records");
+        }
+        #[cfg(feature = "rabbitmq")]
+        if self.rabbitmq().is_some() {
+            return inbox::rabbitmq::count_ready(&self.url(None)).await.context("count the exchange's messages");
         }
         if self.base.starts_with("sqlite") {
             return inbox::sqlite::QueueConfig::parse(&self.url(None))?.published().await.context("count the messages");
@@ -52,6 +71,29 @@ impl Broker {
                 return Ok(u64::try_from(lag).unwrap_or(0));
             }
         }
+        #[cfg(feature = "rabbitmq")]
+        if self.rabbitmq().is_some() {
+            return self.queued(&self.url(Some(group))).await;
+        }
         Ok(inbox::sqlite::QueueConfig::parse(&self.url(Some(group)))?.backlog().await?)
+    }
+
+    /// What waits in a queue. A broker does not say what consumers hold, which is worked off or comes back soon: nothing is
+    /// left when there has been nothing for a while.
+    #[cfg(feature = "rabbitmq")]
+    async fn queued(&self, url: &str) -> anyhow::Result<u64> {
+        use inbox::rabbitmq::{RabbitMqAdmin, RabbitMqConfig};
+        let admin = RabbitMqAdmin::connect(RabbitMqConfig::from_url(url)?).await?;
+        admin.provision().await.context("make the queue")?;
+        let mut ready = 0;
+        for _ in 0..20 {
+            ready = admin.ready().await.context("count the queue's messages")?;
+            if ready > 0 {
+                break;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        }
+        admin.close().await;
+        Ok(ready)
     }
 }
