@@ -36,7 +36,8 @@ pub(crate) enum Command {
 
 #[derive(Clone, Debug, ClapArgs)]
 pub(crate) struct RunArgs {
-    /// The broker; every one when not given.
+    /// The broker; when not given, each that the harness starts itself. The others are given as to tests:
+    /// `cargo xtask services up`, then `. target/services/env.sh`.
     #[arg(long)]
     pub(crate) broker: Option<Broker>,
     /// The store; every one when not given.
@@ -78,11 +79,39 @@ pub(crate) struct SoakArgs {
     pub(crate) minutes: u32,
 }
 
-/// Brokers that the harness can start.
+/// Brokers. Kafka and the queue in a file are the harness's own; the others are those of `cargo xtask services up`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Broker {
     Kafka,
     Sqlite,
+    Rabbitmq,
+    Sqs,
+}
+
+impl Broker {
+    /// The variable that says where it is, if the harness has none of its own.
+    pub(crate) fn variable(self) -> Option<&'static str> {
+        match self {
+            Self::Kafka | Self::Sqlite => None,
+            Self::Rabbitmq => Some("INBOX_TEST_RABBITMQ"),
+            Self::Sqs => Some("INBOX_TEST_SQS"),
+        }
+    }
+
+    /// Whether the later messages of a key wait when a consumer dies that holds earlier ones.
+    pub(crate) fn keeps_order(self) -> bool {
+        matches!(self, Self::Kafka | Self::Sqlite)
+    }
+
+    /// How long a frozen process stays so: beyond the session, the lease or the heartbeat.
+    pub(crate) fn frozen(self) -> Duration {
+        Duration::from_secs(match self {
+            Self::Sqlite => 6,
+            Self::Sqs => 8,
+            Self::Kafka => 12,
+            Self::Rabbitmq => 16,
+        })
+    }
 }
 
 /// Stores that the harness can start.
@@ -143,7 +172,9 @@ impl RunArgs {
     pub(crate) fn pairs(&self) -> Vec<Pair> {
         let pairs = match (self.broker, self.store) {
             (None, None) => vec![(Broker::Kafka, Store::Postgres), (Broker::Sqlite, Store::Sqlite)],
-            (Some(Broker::Kafka), None) => vec![(Broker::Kafka, Store::Postgres)],
+            (Some(broker @ (Broker::Kafka | Broker::Rabbitmq | Broker::Sqs)), None) => {
+                vec![(broker, Store::Postgres)]
+            }
             (Some(Broker::Sqlite), None) => vec![(Broker::Sqlite, Store::Sqlite)],
             (None, Some(Store::Postgres)) => vec![(Broker::Kafka, Store::Postgres)],
             (None, Some(Store::Sqlite)) => vec![(Broker::Sqlite, Store::Sqlite)],

@@ -294,23 +294,28 @@ impl Stage {
         self.scene.audit(&ids, &mut self.outcome).await?;
         (self.outcome.received, self.outcome.calls) = (self.past.received, self.past.calls);
         self.outcome.seconds = self.began.elapsed().as_secs_f64();
-        self.outcome.judge(keeps_order);
+        self.outcome.judge(keeps_order && self.scene.pair.broker.keeps_order());
         Ok(self.outcome)
     }
 
     async fn worked_off(&mut self) -> anyhow::Result<()> {
-        let (mut seen, mut since) = ((0, 0), Instant::now());
+        let (mut seen, mut since) = ((0, None), Instant::now());
         loop {
             self.all_run()?;
-            let now = (self.scene.effects().await?, self.scene.lag().await?);
-            if now.1 == 0 && (usize::try_from(now.0)? >= self.load.payments() || since.elapsed().as_secs() > 5) {
+            let effects = self.scene.effects().await?;
+            let complete = usize::try_from(effects)? >= self.load.payments();
+            // Some brokers are asked at a price: when it could be the end.
+            let left = if complete || since.elapsed().as_secs() > 5 { Some(self.scene.lag().await?) } else { None };
+            if left == Some(0) {
                 return Ok(());
             }
-            if now != seen {
-                (seen, since) = (now, Instant::now());
+            let fewer = left.is_some() && seen.1.is_some_and(|seen| left != Some(seen));
+            if effects != seen.0 || fewer {
+                since = Instant::now();
             } else if since.elapsed() > PATIENCE {
-                bail!("no progress for {PATIENCE:?}: {} effects, {} messages left", now.0, now.1);
+                bail!("no progress for {PATIENCE:?}: {effects} effects, {} messages left", left.unwrap_or(-1));
             }
+            seen = (effects, left.or(seen.1));
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     }

@@ -30,6 +30,23 @@ pub(crate) fn store_of(url: &str) -> anyhow::Result<Store> {
     }
 }
 
+/// The URL of a queue at a broker that is given; leases are short, so that what a dead process held comes again soon.
+fn queue(broker: Broker, name: &str) -> anyhow::Result<String> {
+    let variable = broker.variable().context("the harness starts this broker itself")?;
+    let base = std::env::var(variable).with_context(|| {
+        format!(
+            "{variable} is not set: `cargo xtask services up`, then `. target/services/env.sh`, or give a server's URL"
+        )
+    })?;
+    let (base, given) = base.split_once('?').unwrap_or((&base, ""));
+    let base = base.trim_end_matches('/');
+    let url = match broker {
+        Broker::Rabbitmq => format!("{base}?queue=faults-{name}&heartbeat=5s"),
+        _ => format!("{base}/faults-{name}?lease=4s&wait=1s"),
+    };
+    Ok(if given.is_empty() { url } else { format!("{url}&{given}") })
+}
+
 /// URLs of one round.
 #[derive(Clone, Debug)]
 pub(crate) struct Scene {
@@ -67,6 +84,10 @@ impl Scene {
             }
             Broker::Sqlite => {
                 let url = format!("sqlite:{}/{name}-queue.db/faults?group=faults", folder.display());
+                (url.clone(), url)
+            }
+            Broker::Rabbitmq | Broker::Sqs => {
+                let url = queue(pair.broker, &name)?;
                 (url.clone(), url)
             }
         };
@@ -145,7 +166,7 @@ impl Scene {
     pub(crate) async fn lag(&self) -> anyhow::Result<i64> {
         Ok(match self.pair.broker {
             Broker::Kafka => inbox::kafka::group_lag(&self.topic).await?,
-            Broker::Sqlite => i64::try_from(inbox::sqlite::QueueConfig::parse(&self.topic)?.backlog().await?)?,
+            _ => i64::try_from(inbox::backlog(&self.topic).await?)?,
         })
     }
 

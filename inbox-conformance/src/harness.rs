@@ -46,6 +46,12 @@ pub trait TransportSubject: Send + Sync + 'static {
         false
     }
 
+    /// Whether any number of messages of one key can be held at once. A FIFO queue of SQS gives out nothing more of a key
+    /// while something of it is held.
+    fn holds_many_of_a_key(&self) -> bool {
+        true
+    }
+
     /// A topic that nobody else uses, empty, and a group that has read nothing of it.
     ///
     /// # Errors
@@ -174,6 +180,8 @@ pub enum Need {
     BreakSessions,
     /// The suite can end the lease of a single delivery.
     LoseLeases,
+    /// Any number of messages of one key can be held at once.
+    ManyOfAKey,
     /// Handlers can send COMMIT and ROLLBACK by SQL.
     RawTransactionControl,
     /// A statement that fails aborts its transaction.
@@ -198,6 +206,7 @@ impl Need {
             Self::ExclusiveKeys => capabilities.ordering != Ordering::None && capabilities.exclusive_keys,
             Self::BreakSessions => transport.can_break_sessions(),
             Self::LoseLeases => transport.can_lose_leases(),
+            Self::ManyOfAKey => transport.holds_many_of_a_key(),
             Self::RawTransactionControl | Self::StatementsAbort | Self::ConcurrentTransactions => true,
             Self::FailureStore | Self::Maintenance | Self::Operator => true,
         }
@@ -210,7 +219,7 @@ impl Need {
             Self::RawTransactionControl => features.raw_transaction_control,
             Self::StatementsAbort => features.statements_abort,
             Self::ConcurrentTransactions => features.concurrent,
-            Self::Ordering | Self::ExclusiveKeys | Self::BreakSessions | Self::LoseLeases => true,
+            Self::Ordering | Self::ExclusiveKeys | Self::BreakSessions | Self::LoseLeases | Self::ManyOfAKey => true,
             Self::FailureStore | Self::Maintenance | Self::Operator => true,
         }
     }
@@ -223,6 +232,7 @@ impl fmt::Display for Need {
             Self::ExclusiveKeys => "exclusive_keys",
             Self::BreakSessions => "break_sessions",
             Self::LoseLeases => "lose_leases",
+            Self::ManyOfAKey => "many_of_a_key",
             Self::RawTransactionControl => "raw_transaction_control",
             Self::StatementsAbort => "statements_abort",
             Self::ConcurrentTransactions => "concurrent_transactions",

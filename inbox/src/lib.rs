@@ -32,7 +32,7 @@
 //! ```
 //!
 //! # Features
-//! A feature for each transport and store: `sqlite` (default), `kafka`, `rabbitmq`, `postgres`.
+//! A feature for each transport and store: `sqlite` (default), `kafka`, `rabbitmq`, `sqs`, `postgres`.
 
 use std::sync::Arc;
 
@@ -46,15 +46,20 @@ pub use inbox_postgres as postgres;
 pub use inbox_rabbitmq as rabbitmq;
 #[cfg(feature = "sqlite")]
 pub use inbox_sqlite as sqlite;
+#[cfg(feature = "sqs")]
+pub use inbox_sqs as sqs;
 
 /// The transports that are known, the feature that brings each, and whether it is on.
-const SCHEMES: [(&str, &str, bool); 6] = [
+const SCHEMES: [(&str, &str, bool); 9] = [
     ("sqlite", "sqlite", cfg!(feature = "sqlite")),
     ("kafka", "kafka", cfg!(feature = "kafka")),
     ("kafka+tls", "kafka", cfg!(feature = "kafka")),
     ("rabbitmq", "rabbitmq", cfg!(feature = "rabbitmq")),
     ("amqp", "rabbitmq", cfg!(feature = "rabbitmq")),
     ("amqps", "rabbitmq", cfg!(feature = "rabbitmq")),
+    ("sqs", "sqs", cfg!(feature = "sqs")),
+    ("sqs+https", "sqs", cfg!(feature = "sqs")),
+    ("sqs+http", "sqs", cfg!(feature = "sqs")),
 ];
 
 /// The scheme of a URL in lower case, if it begins with one.
@@ -90,6 +95,7 @@ fn unknown(scheme: Option<&str>) -> TransportError {
 /// | `sqlite:FILE/topic?group=NAME` | `sqlite` |
 /// | `kafka://host:port[,host…]/topic[,topic…]?group=NAME` | `kafka` |
 /// | `rabbitmq://user:password@host[:port]/vhost?queue=NAME`, `amqp:`, `amqps:` | `rabbitmq` |
+/// | `sqs://region/queue`, `sqs+https://sqs.region.amazonaws.com/account/queue` | `sqs` |
 ///
 /// # Errors
 /// `InvalidConfig` for an unknown scheme, a feature that is off, a wrong key; `Unavailable`, `NotFound` and
@@ -102,6 +108,8 @@ pub async fn connect(url: &str) -> Result<Arc<dyn Transport>, TransportError> {
         Some("kafka" | "kafka+tls") => Ok(Arc::new(inbox_kafka::connect(url).await?)),
         #[cfg(feature = "rabbitmq")]
         Some("rabbitmq" | "amqp" | "amqps") => Ok(Arc::new(inbox_rabbitmq::connect(url).await?)),
+        #[cfg(feature = "sqs")]
+        Some("sqs" | "sqs+https" | "sqs+http") => Ok(Arc::new(inbox_sqs::connect(url).await?)),
         other => Err(unknown(other)),
     }
 }
@@ -118,6 +126,8 @@ pub async fn publisher(url: &str) -> Result<Arc<dyn Publisher>, TransportError> 
         Some("kafka" | "kafka+tls") => Ok(Arc::new(inbox_kafka::publisher(url).await?)),
         #[cfg(feature = "rabbitmq")]
         Some("rabbitmq" | "amqp" | "amqps") => Ok(Arc::new(inbox_rabbitmq::publisher(url).await?)),
+        #[cfg(feature = "sqs")]
+        Some("sqs" | "sqs+https" | "sqs+http") => Ok(Arc::new(inbox_sqs::publisher(url).await?)),
         other => Err(unknown(other)),
     }
 }
@@ -134,6 +144,8 @@ pub async fn provision(url: &str) -> Result<(), TransportError> {
         Some("kafka" | "kafka+tls") => inbox_kafka::provision(url).await,
         #[cfg(feature = "rabbitmq")]
         Some("rabbitmq" | "amqp" | "amqps") => inbox_rabbitmq::provision(url).await,
+        #[cfg(feature = "sqs")]
+        Some("sqs" | "sqs+https" | "sqs+http") => inbox_sqs::provision(url).await,
         other => Err(unknown(other)),
     }
 }
@@ -142,7 +154,7 @@ pub async fn provision(url: &str) -> Result<(), TransportError> {
 /// examples and jobs that work off a queue; a lag to alert on is in the broker's own metrics.
 ///
 /// What the broker can tell differs: Kafka counts records of aborted transactions and markers too, RabbitMQ does not count
-/// what consumers hold. Ask again until it stays at zero.
+/// what consumers hold, SQS guesses. Ask again until it stays at zero.
 ///
 /// # Errors
 /// As [`connect`].
@@ -154,6 +166,8 @@ pub async fn backlog(url: &str) -> Result<u64, TransportError> {
         Some("kafka" | "kafka+tls") => Ok(u64::try_from(inbox_kafka::group_lag(url).await?).unwrap_or(0)),
         #[cfg(feature = "rabbitmq")]
         Some("rabbitmq" | "amqp" | "amqps") => inbox_rabbitmq::count_ready(url).await,
+        #[cfg(feature = "sqs")]
+        Some("sqs" | "sqs+https" | "sqs+http") => inbox_sqs::backlog(url).await,
         other => Err(unknown(other)),
     }
 }

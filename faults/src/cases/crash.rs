@@ -93,9 +93,7 @@ pub(crate) async fn zombie(context: &mut Context) -> anyhow::Result<Outcome> {
     let zombie = freeze_at_work(&mut stage).await?;
     stage.outcome.expect(zombie.is_some(), || "no process had work in flight to freeze with".into());
     stage.outcome.counted += u64::from(zombie.is_some());
-    // Session 6 s, lease 2 s.
-    let frozen = Duration::from_secs(if is_kafka { 12 } else { 6 });
-    for _ in 0..frozen.as_millis() / 250 {
+    for _ in 0..context.pair.broker.frozen().as_millis() / 250 {
         pause(Duration::from_millis(250)).await;
         watch(&mut offsets, &mut stage.outcome)?;
     }

@@ -131,13 +131,9 @@ impl Case {
     /// Whether it can be done to this pair.
     pub(crate) fn fits(self, pair: Pair) -> bool {
         match self {
-            Self::Kill
-            | Self::KillAt(_)
-            | Self::Members
-            | Self::Zombie
-            | Self::GracefulStop
-            | Self::StuckHandler
-            | Self::DiskFull => true,
+            Self::Kill | Self::KillAt(_) | Self::Members | Self::Zombie | Self::StuckHandler => true,
+            // The database's disk, whatever the broker; and what a broker hands over ahead comes again after a stop.
+            Self::DiskFull | Self::GracefulStop => pair.broker.variable().is_none(),
             Self::PostgresStop
             | Self::PostgresCrash
             | Self::PostgresTerminate

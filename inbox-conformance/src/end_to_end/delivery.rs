@@ -93,29 +93,29 @@ pub(super) async fn e04_instances_that_race_run_each_id_once<S: FullStoreSubject
 }
 
 pub(super) async fn e05_a_batch_of_duplicates_is_acked<S: FullStoreSubject>(scene: Scene<S>) -> CaseResult {
-    let labels = labels("abcd", 5);
+    let labels = labels("abcde", 2);
     let messages = texts(&labels);
     scene.publish(messages.clone()).await?;
     scene.finish().await?;
     scene.publish(messages).await?;
-    let transport = Arc::new(Gathered::new(scene.link.connect().await?, 20));
+    let transport = Arc::new(Gathered::new(scene.link.connect().await?, 10));
     let running = Running::start(scene.inbox(transport, Arc::clone(&scene.store), good()).lanes(1))?;
     scene.no_backlog().await?;
     running.stop().await?;
     scene.each_once(&labels).await?;
-    ensure_eq!(scene.journal.calls().len(), 20, "handler calls");
+    ensure_eq!(scene.journal.calls().len(), 10, "handler calls");
     Ok(())
 }
 
 pub(super) async fn e06_a_crash_between_commit_and_ack_runs_nothing_again<S: FullStoreSubject>(
     scene: Scene<S>,
 ) -> CaseResult {
-    let labels = labels("abcd", 10);
+    let labels = labels("abcde", 2);
     scene.publish(texts(&labels)).await?;
     let transport = LostAcks::new(scene.link.connect().await?);
     let lost = Arc::clone(&transport.lost);
     let running = Running::start(scene.inbox(Arc::new(transport), Arc::clone(&scene.store), good()))?;
-    until("40 commits without an ack", || async { Ok(lost.load(Ordering::SeqCst) >= 40) }).await?;
+    until("10 commits without an ack", || async { Ok(lost.load(Ordering::SeqCst) >= 10) }).await?;
     scene.each_once(&labels).await?;
     drop(running);
     let running = Running::start(scene.connected(good()).await?)?;
@@ -123,8 +123,8 @@ pub(super) async fn e06_a_crash_between_commit_and_ack_runs_nothing_again<S: Ful
     let numbers = running.handle.numbers();
     running.stop().await?;
     scene.each_once(&labels).await?;
-    ensure_eq!(scene.journal.calls().len(), 40, "handler calls");
-    ensure_eq!(numbers.duplicates, 40, "duplicates after the crash");
+    ensure_eq!(scene.journal.calls().len(), 10, "handler calls");
+    ensure_eq!(numbers.duplicates, 10, "duplicates after the crash");
     Ok(())
 }
 
@@ -183,17 +183,17 @@ pub(super) async fn e10_consumers_of_different_names_each_run_all<S: FullStoreSu
 }
 
 pub(super) async fn e11_a_batch_that_takes_too_long_is_cut<S: FullStoreSubject>(scene: Scene<S>) -> CaseResult {
-    let labels = labels("a", 20);
+    let labels = labels("abcde", 2);
     scene.publish(texts(&labels)).await?;
-    let transport = Arc::new(Gathered::new(scene.link.connect().await?, 20));
-    let slow = script(|_| Act::Sleep(Duration::from_millis(10)));
+    let transport = Arc::new(Gathered::new(scene.link.connect().await?, 10));
+    let slow = script(|_| Act::Sleep(Duration::from_millis(20)));
     let inbox = scene.inbox(transport, Arc::clone(&scene.store), slow).lanes(1);
     let running = Running::start(inbox.max_batch_time(Duration::from_millis(45)))?;
     scene.no_backlog().await?;
     let numbers = running.handle.numbers();
     running.stop().await?;
     scene.each_once(&labels).await?;
-    ensure_eq!(scene.journal.calls().len(), 20, "handler calls: what was cut off did not start");
+    ensure_eq!(scene.journal.calls().len(), 10, "handler calls: what was cut off did not start");
     ensure!(numbers.commits >= 4, "200 ms of handlers in {} transactions of 45 ms", numbers.commits);
     scene.in_promised_order().await
 }

@@ -7,6 +7,7 @@ mod packages;
 mod pgbouncer;
 mod postgres;
 mod rabbitmq;
+mod sqs;
 mod state;
 
 use std::{
@@ -71,7 +72,7 @@ impl Start<'_> {
 }
 
 /// Further services are added here, each in a file of its own.
-const ALL: &[Service] = &[postgres::SERVICE, pgbouncer::SERVICE, kafka::SERVICE, rabbitmq::SERVICE];
+const ALL: &[Service] = &[postgres::SERVICE, pgbouncer::SERVICE, kafka::SERVICE, rabbitmq::SERVICE, sqs::SERVICE];
 
 /// The variables for tests, by name.
 pub(crate) type Variables = Vec<(&'static str, String)>;

@@ -28,6 +28,8 @@ pub(crate) enum Step {
     Chaos,
     /// The same against real servers, with threads and with processes.
     ChaosServers,
+    /// One handler over every broker, and a broken transport is found out.
+    Swap,
     /// The example of a consumer loop of one's own keeps the guarantee, on real servers.
     OwnLoop,
     /// Every fault once, shortly; and wrong consumers are found out.
@@ -87,6 +89,7 @@ impl Step {
             Self::Quickstart => "quickstart",
             Self::Chaos => "chaos",
             Self::ChaosServers => "chaos-servers",
+            Self::Swap => "swap",
             Self::OwnLoop => "own-loop",
             Self::Faults => "faults",
         }
@@ -94,17 +97,17 @@ impl Step {
 
     /// Whether it cannot run without services.
     pub(crate) fn needs_services(self) -> bool {
-        matches!(self, Self::Tests | Self::ChaosServers | Self::OwnLoop)
+        matches!(self, Self::Tests | Self::ChaosServers | Self::Swap | Self::OwnLoop | Self::Faults)
     }
 
     /// Whether it compiles the whole workspace, so needs the tools and libraries that a broker's client is built with.
     pub(crate) fn needs_build_tools(self) -> bool {
-        matches!(self, Self::Clippy | Self::Doc | Self::Faults)
+        matches!(self, Self::Clippy | Self::Doc)
     }
 
     /// Whether a quick run has it: the rest takes minutes and seldom finds what these do not.
     pub(crate) fn is_quick(self) -> bool {
-        !matches!(self, Self::CompileFail | Self::Doc | Self::Chaos | Self::ChaosServers | Self::OwnLoop | Self::Faults)
+        matches!(self, Self::Services | Self::Fmt | Self::Clippy | Self::Tidy | Self::Tests | Self::Quickstart)
     }
 
     /// What it does.
@@ -135,18 +138,21 @@ impl Step {
                 Invocation { status: 1, ..Invocation::of(&["run", "--bin", "chaos", "--", "--no-inbox"]) },
             ]),
             Self::ChaosServers => Work::Commands(vec![
-                on_servers(DIRECT, None, 0),
-                on_servers(DIRECT, Some("--processes"), 0),
-                on_servers(DIRECT, Some("--no-inbox"), 1),
-                on_servers(POOLED, Some("--processes"), 0),
+                on_servers(KAFKA, DIRECT, None, 0),
+                on_servers(KAFKA, DIRECT, Some("--processes"), 0),
+                on_servers(KAFKA, DIRECT, Some("--no-inbox"), 1),
+                on_servers(KAFKA, POOLED, Some("--processes"), 0),
+                on_servers("$INBOX_TEST_RABBITMQ", DIRECT, Some("--processes"), 0),
+                on_servers("$INBOX_TEST_SQS", DIRECT, Some("--processes"), 0),
             ]),
-            Self::OwnLoop => {
-                let mut own_loop = Invocation::of(&["run", "--bin", "own_loop", "--features", "kafka,postgres", "--"]);
-                own_loop.arguments.extend(["--brokers", "$INBOX_TEST_KAFKA", "--database", DIRECT]);
-                one(Invocation { limit: minutes(20), ..own_loop })
+            Self::Swap => {
+                Work::Commands(vec![example("swap", &["--all"], 0), example("swap", &["--saboteur", "sqlite"], 1)])
             }
+            Self::OwnLoop => one(example("own_loop", &["--brokers", KAFKA, "--database", DIRECT], 0)),
             Self::Faults => Work::Commands(vec![
                 faults(&["--short"], 0),
+                faults(&["--short", "--case", "kill", "--broker", "rabbitmq"], 0),
+                faults(&["--short", "--case", "kill", "--broker", "sqs"], 0),
                 faults(&["--short", "--case", "kill", "--broker", "sqlite", "--saboteur", "ack-first"], 1),
                 faults(&["--short", "--case", "kill", "--broker", "kafka", "--saboteur", "no-claim"], 1),
             ]),
@@ -154,15 +160,22 @@ impl Step {
     }
 }
 
+const KAFKA: &str = "$INBOX_TEST_KAFKA";
 /// The store on its server.
 const DIRECT: &str = "$INBOX_TEST_POSTGRES";
 /// The same behind a pooler in transaction mode.
 const POOLED: &str = "$INBOX_TEST_PGBOUNCER?pooler=transaction";
 
-fn on_servers(store: &'static str, option: Option<&'static str>, status: i32) -> Invocation {
-    let mut invocation = Invocation::of(&["run", "--bin", "chaos", "--features", "kafka,postgres", "--"]);
-    invocation.arguments.extend(["--transport", "$INBOX_TEST_KAFKA", "--store", store]);
+fn on_servers(broker: &'static str, store: &'static str, option: Option<&'static str>, status: i32) -> Invocation {
+    let mut invocation = example("chaos", &["--transport", broker, "--store", store], status);
     invocation.arguments.extend(option);
+    invocation
+}
+
+/// An example that needs servers. All have all features, so that they are one build.
+fn example(name: &'static str, options: &[&'static str], status: i32) -> Invocation {
+    let mut invocation = Invocation::of(&["run", "-p", "inbox-examples", "--all-features", "--bin", name, "--"]);
+    invocation.arguments.extend(options);
     Invocation { status, ..invocation }
 }
 
@@ -194,7 +207,7 @@ mod tests {
         let Work::Commands(chaos) = Step::ChaosServers.work() else { panic!("chaos-servers are commands") };
         assert_eq!(
             chaos[2].shown(),
-            "cargo run --bin chaos --features kafka,postgres -- --transport $INBOX_TEST_KAFKA --store \
+            "cargo run -p inbox-examples --all-features --bin chaos -- --transport $INBOX_TEST_KAFKA --store \
              $INBOX_TEST_POSTGRES --no-inbox   (has to exit 1)"
         );
     }

@@ -1,6 +1,12 @@
 //! The topic of a run: its URL, what is on it, and what a group has left.
 
+use std::{sync::Arc, time::Duration};
+
 use anyhow::{Context, bail};
+use async_trait::async_trait;
+use inbox::{Message, Publisher, TransportError};
+
+use crate::args::Role;
 
 /// Ends the name of the queue by which it is counted what was published, where each group has a queue.
 const PUBLISHED: &str = "published";
@@ -24,6 +30,11 @@ impl Broker {
             let queue = format!("{}-{}", self.topic, group.unwrap_or(PUBLISHED));
             return format!("{broker}?queue={queue}&exchange={}&exchange_type=fanout&prefetch=100{query}", self.topic);
         }
+        if let Some((region, query)) = self.sqs() {
+            // Without a group: the queue by which it is counted what was published.
+            let group = group.unwrap_or(PUBLISHED);
+            return format!("{region}/{}-{group}?lease=4s&wait=1s{query}", self.topic);
+        }
         let url = format!("{}/{}", self.base, self.topic);
         match group {
             None => url,
@@ -42,6 +53,25 @@ impl Broker {
         (broker.starts_with("rabbitmq") || broker.starts_with("amqp")).then_some((broker, query))
     }
 
+    /// The region's URL, and what is to be added to a query.
+    fn sqs(&self) -> Option<(&str, String)> {
+        let (region, query) = self.base.split_once('?').unwrap_or((&self.base, ""));
+        let query = if query.is_empty() { String::new() } else { format!("&{query}") };
+        region.starts_with("sqs:").then(|| (region.trim_end_matches('/'), query))
+    }
+
+    /// A publisher to the topic. A queue of SQS has one group: there every group's gets a copy, as SNS would do it.
+    pub(crate) async fn publisher(&self) -> Result<Arc<dyn Publisher>, TransportError> {
+        if self.sqs().is_none() {
+            return inbox::publisher(&self.url(None)).await;
+        }
+        let mut queues = vec![inbox::publisher(&self.url(None)).await?];
+        for role in Role::ALL.into_iter().filter(|role| role.is_consumer()) {
+            queues.push(inbox::publisher(&self.url(Some(role.name()))).await?);
+        }
+        Ok(Arc::new(FanOut(queues)))
+    }
+
     fn is_kafka(&self) -> bool {
         self.base.starts_with("kafka")
     }
@@ -55,6 +85,10 @@ impl Broker {
         #[cfg(feature = "rabbitmq")]
         if self.rabbitmq().is_some() {
             return inbox::rabbitmq::count_ready(&self.url(None)).await.context("count the exchange's messages");
+        }
+        #[cfg(feature = "sqs")]
+        if self.sqs().is_some() {
+            return inbox::sqs::backlog(&self.url(None)).await.context("count the queue's messages");
         }
         if self.base.starts_with("sqlite") {
             return inbox::sqlite::QueueConfig::parse(&self.url(None))?.published().await.context("count the messages");
@@ -74,6 +108,12 @@ impl Broker {
         #[cfg(feature = "rabbitmq")]
         if self.rabbitmq().is_some() {
             return self.queued(&self.url(Some(group))).await;
+        }
+        #[cfg(feature = "sqs")]
+        if self.sqs().is_some() {
+            let url = self.url(Some(group));
+            inbox::provision(&url).await.context("make the queue")?;
+            return inbox::sqs::backlog(&url).await.context("count the queue's messages");
         }
         Ok(inbox::sqlite::QueueConfig::parse(&self.url(Some(group)))?.backlog().await?)
     }
@@ -95,5 +135,28 @@ impl Broker {
         }
         admin.close().await;
         Ok(ready)
+    }
+}
+
+/// Publishes to each of several queues.
+struct FanOut(Vec<Arc<dyn Publisher>>);
+
+#[async_trait]
+impl Publisher for FanOut {
+    async fn publish(&self, messages: Vec<Message>) -> Vec<Result<(), TransportError>> {
+        let mut answers: Vec<Result<(), TransportError>> = messages.iter().map(|_| Ok(())).collect();
+        for queue in &self.0 {
+            let own = queue.publish(messages.clone()).await;
+            // Stored is what every queue has stored.
+            answers.iter_mut().zip(own).filter(|(answer, _)| answer.is_ok()).for_each(|(answer, own)| *answer = own);
+        }
+        answers
+    }
+
+    async fn close(&self, deadline: Duration) -> Result<(), TransportError> {
+        for queue in &self.0 {
+            queue.close(deadline).await?;
+        }
+        Ok(())
     }
 }

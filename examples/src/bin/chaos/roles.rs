@@ -46,7 +46,7 @@ pub(crate) async fn live(run: &Run, role: Role, crash: Arc<Crash>, stop: Stop) -
 
 /// Publishes one half of the outbox, batch by batch, and marks what the broker has confirmed.
 async fn relay(run: &Run, half: i64, crash: Arc<Crash>, mut stop: Stop) -> anyhow::Result<End> {
-    let publisher = inbox::publisher(&run.broker.url(None)).await.context("connect the relay")?;
+    let publisher = run.broker.publisher().await.context("connect the relay")?;
     let publisher = CrashingPublisher { inner: publisher, crash: Arc::clone(&crash) };
     loop {
         let rows = run.shop.unpublished(half, 20).await.context("read the outbox")?;
