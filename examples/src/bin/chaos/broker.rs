@@ -25,14 +25,15 @@ impl Broker {
 
     /// The topic's URL, with a group and what makes a crashed member's messages come back soon.
     pub(crate) fn url(&self, group: Option<&str>) -> String {
-        if let Some((broker, query)) = self.rabbitmq() {
+        let (broker, query) = self.parts();
+        if self.is_rabbitmq() {
             // Without a group: the exchange, and the queue by which it is counted what was published to it.
             let queue = format!("{}-{}", self.topic, group.unwrap_or(PUBLISHED));
             return format!("{broker}?queue={queue}&exchange={}&exchange_type=fanout&prefetch=100{query}", self.topic);
         }
-        if let Some((region, query)) = self.sqs() {
+        if self.is_sqs() {
             // Without a group: the queue by which it is counted what was published.
-            let group = group.unwrap_or(PUBLISHED);
+            let (region, group) = (broker.trim_end_matches('/'), group.unwrap_or(PUBLISHED));
             return format!("{region}/{}-{group}?lease=4s&wait=1s{query}", self.topic);
         }
         let url = format!("{}/{}", self.base, self.topic);
@@ -46,23 +47,23 @@ impl Broker {
         }
     }
 
-    /// The broker's URL, and what is to be added to a query.
-    fn rabbitmq(&self) -> Option<(&str, String)> {
+    /// The broker's URL without its keys, and those keys to be appended to a query.
+    fn parts(&self) -> (&str, String) {
         let (broker, query) = self.base.split_once('?').unwrap_or((&self.base, ""));
-        let query = if query.is_empty() { String::new() } else { format!("&{query}") };
-        (broker.starts_with("rabbitmq") || broker.starts_with("amqp")).then_some((broker, query))
+        (broker, if query.is_empty() { String::new() } else { format!("&{query}") })
     }
 
-    /// The region's URL, and what is to be added to a query.
-    fn sqs(&self) -> Option<(&str, String)> {
-        let (region, query) = self.base.split_once('?').unwrap_or((&self.base, ""));
-        let query = if query.is_empty() { String::new() } else { format!("&{query}") };
-        region.starts_with("sqs:").then(|| (region.trim_end_matches('/'), query))
+    fn is_rabbitmq(&self) -> bool {
+        self.base.starts_with("rabbitmq") || self.base.starts_with("amqp")
+    }
+
+    fn is_sqs(&self) -> bool {
+        self.base.starts_with("sqs:")
     }
 
     /// A publisher to the topic. A queue of SQS has one group: there every group's gets a copy, as SNS would do it.
     pub(crate) async fn publisher(&self) -> Result<Arc<dyn Publisher>, TransportError> {
-        if self.sqs().is_none() {
+        if !self.is_sqs() {
             return inbox::publisher(&self.url(None)).await;
         }
         let mut queues = vec![inbox::publisher(&self.url(None)).await?];
@@ -83,11 +84,11 @@ impl Broker {
             return inbox::kafka::count_records(&self.url(None)).await.context("count the topic's records");
         }
         #[cfg(feature = "rabbitmq")]
-        if self.rabbitmq().is_some() {
+        if self.is_rabbitmq() {
             return inbox::rabbitmq::count_ready(&self.url(None)).await.context("count the exchange's messages");
         }
         #[cfg(feature = "sqs")]
-        if self.sqs().is_some() {
+        if self.is_sqs() {
             return inbox::sqs::backlog(&self.url(None)).await.context("count the queue's messages");
         }
         if self.base.starts_with("sqlite") {
@@ -106,11 +107,11 @@ impl Broker {
             }
         }
         #[cfg(feature = "rabbitmq")]
-        if self.rabbitmq().is_some() {
+        if self.is_rabbitmq() {
             return self.queued(&self.url(Some(group))).await;
         }
         #[cfg(feature = "sqs")]
-        if self.sqs().is_some() {
+        if self.is_sqs() {
             let url = self.url(Some(group));
             inbox::provision(&url).await.context("make the queue")?;
             return inbox::sqs::backlog(&url).await.context("count the queue's messages");
@@ -131,7 +132,7 @@ impl Broker {
             if ready > 0 {
                 break;
             }
-            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
         admin.close().await;
         Ok(ready)

@@ -40,11 +40,16 @@ use crate::{consume::Loop, records::Captured};
 #[command(name = "own_loop")]
 struct Args {
     /// The brokers: `host:port[,host:port…]`, with `kafka://` in front or not. The topic is made.
-    #[arg(long, value_parser = |given: &str| Ok::<_, Infallible>(given.trim_start_matches("kafka://").to_owned()))]
+    #[arg(long, value_parser = addresses)]
     brokers: String,
     /// The database: `postgres://…`. The inbox's tables and one for the effects are made.
     #[arg(long)]
     database: String,
+}
+
+/// The addresses of a URL, or what stands there without one.
+fn addresses(given: &str) -> Result<String, Infallible> {
+    Ok(given.strip_prefix("kafka://").unwrap_or(given).to_owned())
 }
 
 const PAYMENTS: i64 = 1_000;
