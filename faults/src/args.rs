@@ -86,6 +86,7 @@ pub(crate) enum Broker {
     Sqlite,
     Rabbitmq,
     Sqs,
+    Pubsub,
 }
 
 impl Broker {
@@ -95,6 +96,7 @@ impl Broker {
             Self::Kafka | Self::Sqlite => None,
             Self::Rabbitmq => Some("INBOX_TEST_RABBITMQ"),
             Self::Sqs => Some("INBOX_TEST_SQS"),
+            Self::Pubsub => Some("INBOX_TEST_PUBSUB"),
         }
     }
 
@@ -109,7 +111,7 @@ impl Broker {
             Self::Sqlite => 6,
             Self::Sqs => 8,
             Self::Kafka => 12,
-            Self::Rabbitmq => 16,
+            Self::Rabbitmq | Self::Pubsub => 16,
         })
     }
 }
@@ -172,7 +174,7 @@ impl RunArgs {
     pub(crate) fn pairs(&self) -> Vec<Pair> {
         let pairs = match (self.broker, self.store) {
             (None, None) => vec![(Broker::Kafka, Store::Postgres), (Broker::Sqlite, Store::Sqlite)],
-            (Some(broker @ (Broker::Kafka | Broker::Rabbitmq | Broker::Sqs)), None) => {
+            (Some(broker @ (Broker::Kafka | Broker::Rabbitmq | Broker::Sqs | Broker::Pubsub)), None) => {
                 vec![(broker, Store::Postgres)]
             }
             (Some(Broker::Sqlite), None) => vec![(Broker::Sqlite, Store::Sqlite)],

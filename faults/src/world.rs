@@ -42,7 +42,9 @@ fn queue(broker: Broker, name: &str) -> anyhow::Result<String> {
     let base = base.trim_end_matches('/');
     let url = match broker {
         Broker::Rabbitmq => format!("{base}?queue=faults-{name}&heartbeat=5s"),
-        _ => format!("{base}/faults-{name}?lease=4s&wait=1s"),
+        Broker::Sqs => format!("{base}/faults-{name}?lease=4s&wait=1s"),
+        // Not in order: the emulator has a thread for each key of an ordered subscription.
+        _ => format!("{base}/faults-{name}-group?topic=faults-{name}&lease=10s&ordering=false"),
     };
     Ok(if given.is_empty() { url } else { format!("{url}&{given}") })
 }
@@ -86,7 +88,7 @@ impl Scene {
                 let url = format!("sqlite:{}/{name}-queue.db/faults?group=faults", folder.display());
                 (url.clone(), url)
             }
-            Broker::Rabbitmq | Broker::Sqs => {
+            Broker::Rabbitmq | Broker::Sqs | Broker::Pubsub => {
                 let url = queue(pair.broker, &name)?;
                 (url.clone(), url)
             }

@@ -32,7 +32,7 @@
 //! ```
 //!
 //! # Features
-//! A feature for each transport and store: `sqlite` (default), `kafka`, `rabbitmq`, `sqs`, `postgres`.
+//! A feature for each transport and store: `sqlite` (default), `kafka`, `pubsub`, `rabbitmq`, `sqs`, `postgres`.
 
 use std::sync::Arc;
 
@@ -42,6 +42,8 @@ pub use inbox_core::*;
 pub use inbox_kafka as kafka;
 #[cfg(feature = "postgres")]
 pub use inbox_postgres as postgres;
+#[cfg(feature = "pubsub")]
+pub use inbox_pubsub as pubsub;
 #[cfg(feature = "rabbitmq")]
 pub use inbox_rabbitmq as rabbitmq;
 #[cfg(feature = "sqlite")]
@@ -50,10 +52,11 @@ pub use inbox_sqlite as sqlite;
 pub use inbox_sqs as sqs;
 
 /// The transports that are known, the feature that brings each, and whether it is on.
-const SCHEMES: [(&str, &str, bool); 9] = [
+const SCHEMES: [(&str, &str, bool); 10] = [
     ("sqlite", "sqlite", cfg!(feature = "sqlite")),
     ("kafka", "kafka", cfg!(feature = "kafka")),
     ("kafka+tls", "kafka", cfg!(feature = "kafka")),
+    ("pubsub", "pubsub", cfg!(feature = "pubsub")),
     ("rabbitmq", "rabbitmq", cfg!(feature = "rabbitmq")),
     ("amqp", "rabbitmq", cfg!(feature = "rabbitmq")),
     ("amqps", "rabbitmq", cfg!(feature = "rabbitmq")),
@@ -88,12 +91,23 @@ fn unknown(scheme: Option<&str>) -> TransportError {
     error.context(format!("no transport takes `{scheme:.20}:`; accepted: {accepted}"))
 }
 
+/// The configuration of a URL. Without an endpoint, the variable that all of Google's clients know says where an emulator is.
+#[cfg(feature = "pubsub")]
+fn pubsub_config(url: &str) -> Result<inbox_pubsub::PubsubConfig, TransportError> {
+    let config = inbox_pubsub::PubsubConfig::from_url(url)?;
+    match std::env::var("PUBSUB_EMULATOR_HOST") {
+        Ok(host) if !config.has_endpoint() && !host.is_empty() => Ok(config.endpoint(format!("http://{host}"))),
+        _ => Ok(config),
+    }
+}
+
 /// Connects a consumer: the URL picks the broker, its keys the subscription.
 ///
 /// | URL | feature |
 /// | --- | --- |
 /// | `sqlite:FILE/topic?group=NAME` | `sqlite` |
 /// | `kafka://host:port[,host…]/topic[,topic…]?group=NAME` | `kafka` |
+/// | `pubsub://project/subscription?topic=NAME` | `pubsub` |
 /// | `rabbitmq://user:password@host[:port]/vhost?queue=NAME`, `amqp:`, `amqps:` | `rabbitmq` |
 /// | `sqs://region/queue`, `sqs+https://sqs.region.amazonaws.com/account/queue` | `sqs` |
 ///
@@ -106,6 +120,8 @@ pub async fn connect(url: &str) -> Result<Arc<dyn Transport>, TransportError> {
         Some("sqlite") => Ok(Arc::new(inbox_sqlite::connect(url).await?)),
         #[cfg(feature = "kafka")]
         Some("kafka" | "kafka+tls") => Ok(Arc::new(inbox_kafka::connect(url).await?)),
+        #[cfg(feature = "pubsub")]
+        Some("pubsub") => Ok(Arc::new(inbox_pubsub::PubsubTransport::connect(pubsub_config(url)?).await?)),
         #[cfg(feature = "rabbitmq")]
         Some("rabbitmq" | "amqp" | "amqps") => Ok(Arc::new(inbox_rabbitmq::connect(url).await?)),
         #[cfg(feature = "sqs")]
@@ -124,6 +140,8 @@ pub async fn publisher(url: &str) -> Result<Arc<dyn Publisher>, TransportError> 
         Some("sqlite") => Ok(Arc::new(inbox_sqlite::publisher(url).await?)),
         #[cfg(feature = "kafka")]
         Some("kafka" | "kafka+tls") => Ok(Arc::new(inbox_kafka::publisher(url).await?)),
+        #[cfg(feature = "pubsub")]
+        Some("pubsub") => Ok(Arc::new(inbox_pubsub::PubsubPublisher::connect(pubsub_config(url)?).await?)),
         #[cfg(feature = "rabbitmq")]
         Some("rabbitmq" | "amqp" | "amqps") => Ok(Arc::new(inbox_rabbitmq::publisher(url).await?)),
         #[cfg(feature = "sqs")]
@@ -142,6 +160,8 @@ pub async fn provision(url: &str) -> Result<(), TransportError> {
         Some("sqlite") => inbox_sqlite::provision(url).await,
         #[cfg(feature = "kafka")]
         Some("kafka" | "kafka+tls") => inbox_kafka::provision(url).await,
+        #[cfg(feature = "pubsub")]
+        Some("pubsub") => inbox_pubsub::provision_with(&pubsub_config(url)?).await,
         #[cfg(feature = "rabbitmq")]
         Some("rabbitmq" | "amqp" | "amqps") => inbox_rabbitmq::provision(url).await,
         #[cfg(feature = "sqs")]
@@ -164,6 +184,8 @@ pub async fn backlog(url: &str) -> Result<u64, TransportError> {
         Some("sqlite") => inbox_sqlite::QueueConfig::parse(url)?.backlog().await,
         #[cfg(feature = "kafka")]
         Some("kafka" | "kafka+tls") => Ok(u64::try_from(inbox_kafka::group_lag(url).await?).unwrap_or(0)),
+        #[cfg(feature = "pubsub")]
+        Some("pubsub") => inbox_pubsub::backlog(url).await,
         #[cfg(feature = "rabbitmq")]
         Some("rabbitmq" | "amqp" | "amqps") => inbox_rabbitmq::count_ready(url).await,
         #[cfg(feature = "sqs")]

@@ -6,6 +6,7 @@ mod kafka;
 mod packages;
 mod pgbouncer;
 mod postgres;
+mod pubsub;
 mod rabbitmq;
 mod sqs;
 mod state;
@@ -72,7 +73,8 @@ impl Start<'_> {
 }
 
 /// Further services are added here, each in a file of its own.
-const ALL: &[Service] = &[postgres::SERVICE, pgbouncer::SERVICE, kafka::SERVICE, rabbitmq::SERVICE, sqs::SERVICE];
+const ALL: &[Service] =
+    &[postgres::SERVICE, pgbouncer::SERVICE, kafka::SERVICE, rabbitmq::SERVICE, sqs::SERVICE, pubsub::SERVICE];
 
 /// The variables for tests, by name.
 pub(crate) type Variables = Vec<(&'static str, String)>;
@@ -91,6 +93,10 @@ pub(crate) fn up(names: &[String], started: &mut Vec<&'static str>) -> Result<Va
     let _lock = lock(&folder)?;
     let mut state = state::read(&folder.join("state"));
     let named = |service: &Service| names.is_empty() || names.iter().any(|name| name == service.name);
+    if named(&pubsub::SERVICE) && given(&pubsub::SERVICE, &state).is_none() {
+        // Before anything else is installed or started.
+        pubsub::possible()?;
+    }
     install(&folder, &state, named)?;
     let mut variables = Variables::new();
     for service in ALL {

@@ -5,6 +5,7 @@ mod invoke;
 mod steps;
 
 use std::{
+    env,
     process::Command,
     time::{Duration, Instant},
 };
@@ -31,6 +32,31 @@ pub(crate) struct Options {
     /// Go on after a step that failed.
     #[arg(long)]
     keep_going: bool,
+    /// Leave out a service that cannot be had here, and the tests of its adapter. Refused in CI.
+    #[arg(long, value_name = "SERVICE", value_enum)]
+    without: Vec<Without>,
+}
+
+/// A service that some machines cannot have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Without {
+    /// Google's emulator is in no registry.
+    Pubsub,
+}
+
+impl Without {
+    fn service(self) -> &'static str {
+        match self {
+            Self::Pubsub => "pubsub",
+        }
+    }
+
+    /// The package whose tests need it.
+    fn adapter(self) -> &'static str {
+        match self {
+            Self::Pubsub => "inbox-pubsub",
+        }
+    }
 }
 
 impl Options {
@@ -63,6 +89,8 @@ impl Row {
 /// A run under way.
 #[derive(Debug, Default)]
 struct Run {
+    /// The services that are left out.
+    without: Vec<Without>,
     /// The variables for tests, once services are up.
     services: Option<services::Variables>,
     /// The services that this run started, so has to end.
@@ -73,7 +101,11 @@ struct Run {
 /// Runs the steps and prints what came of them; true when something ran and nothing failed.
 pub(crate) fn run(options: &Options) -> bool {
     let steps = options.steps();
-    let mut run = Run::default();
+    let mut run = Run { without: options.without.clone(), ..Run::default() };
+    if !run.without.is_empty() && env::var_os("CI").is_some() {
+        eprintln!("CI runs everything: --without is not taken there");
+        return false;
+    }
     for (at, &step) in steps.iter().enumerate() {
         let failed = run.rows.iter().find(|row| row.counts.failed > 0).map(|row| row.name);
         if let Some(failed) = failed.filter(|_| !options.keep_going) {
@@ -83,6 +115,7 @@ pub(crate) fn run(options: &Options) -> bool {
         run.step(step, &format!("[{:>2}/{}]", at + 1, steps.len()));
     }
     run.end_services();
+    run.own_up();
     let total = run.summary();
     println!("{total}");
     total.good()
@@ -138,12 +171,18 @@ impl Run {
 
     fn bring_services_up(&mut self) -> Result<()> {
         if self.services.is_none() {
-            self.services = Some(services::up(&[], &mut self.started).context("services are not up")?);
+            let left_out = |name: &str| self.without.iter().any(|without| without.service() == name);
+            let names: Vec<String> = services::names().filter(|name| !left_out(name)).map(str::to_owned).collect();
+            self.services = Some(services::up(&names, &mut self.started).context("services are not up")?);
         }
         Ok(())
     }
 
     fn tests(&self, invocation: &Invocation) -> Result<(Counts, String)> {
+        let mut invocation = invocation.clone();
+        // The place of what cargo takes, in front of what the tests take.
+        invocation.arguments.extend(self.without.iter().flat_map(|without| ["--exclude", without.adapter()]));
+        let invocation = &invocation;
         eprintln!("$ {}", invocation.shown());
         let ended = invoke(&mut self.command(invocation)?, invocation.limit, Some(Box::new(std::io::stdout())))?;
         let mut counts = ended.counts;
@@ -185,6 +224,15 @@ impl Run {
         }
         command.envs(variables.iter().map(|(name, url)| (name, url))).envs(invocation.variables.iter().copied());
         Ok(command)
+    }
+
+    /// Says in the summary what was left out.
+    fn own_up(&mut self) {
+        for without in &self.without {
+            let note = format!("without {}: the tests of {} did not run", without.service(), without.adapter());
+            let counts = Counts { skipped: 1, ..Counts::default() };
+            self.rows.push(Row { name: "left out", took: Duration::ZERO, counts, note });
+        }
     }
 
     /// Ends the services that this run started; a failure to do so is a row of its own.
@@ -245,11 +293,11 @@ mod tests {
 
     #[test]
     fn steps_are_chosen_and_keep_their_order() {
-        let all = Options { only: Vec::new(), quick: false, keep_going: false };
+        let all = Options { only: Vec::new(), quick: false, keep_going: false, without: Vec::new() };
         assert_eq!(all.steps().len(), Step::value_variants().len());
-        let only = Options { only: vec![Step::Tests, Step::Fmt], quick: false, keep_going: false };
+        let only = Options { only: vec![Step::Tests, Step::Fmt], quick: false, keep_going: false, without: Vec::new() };
         assert_eq!(only.steps(), [Step::Fmt, Step::Tests]);
-        let quick = Options { only: Vec::new(), quick: true, keep_going: false };
+        let quick = Options { only: Vec::new(), quick: true, keep_going: false, without: Vec::new() };
         assert_eq!(quick.steps(), [Step::Services, Step::Fmt, Step::Clippy, Step::Tidy, Step::Tests, Step::Quickstart]);
     }
 

@@ -144,6 +144,7 @@ impl Step {
                 on_servers(KAFKA, POOLED, Some("--processes"), 0),
                 on_servers("$INBOX_TEST_RABBITMQ", DIRECT, Some("--processes"), 0),
                 on_servers("$INBOX_TEST_SQS", DIRECT, Some("--processes"), 0),
+                on_servers("$INBOX_TEST_PUBSUB", DIRECT, Some("--processes"), 0),
             ]),
             Self::Swap => {
                 Work::Commands(vec![example("swap", &["--all"], 0), example("swap", &["--saboteur", "sqlite"], 1)])
@@ -153,6 +154,7 @@ impl Step {
                 faults(&["--short"], 0),
                 faults(&["--short", "--case", "kill", "--broker", "rabbitmq"], 0),
                 faults(&["--short", "--case", "kill", "--broker", "sqs"], 0),
+                faults(&["--short", "--case", "kill", "--broker", "pubsub"], 0),
                 faults(&["--short", "--case", "kill", "--broker", "sqlite", "--saboteur", "ack-first"], 1),
                 faults(&["--short", "--case", "kill", "--broker", "kafka", "--saboteur", "no-claim"], 1),
             ]),

@@ -26,6 +26,13 @@ impl Broker {
     /// The topic's URL, with a group and what makes a crashed member's messages come back soon.
     pub(crate) fn url(&self, group: Option<&str>) -> String {
         let (broker, query) = self.parts();
+        if self.is_pubsub() {
+            // Without a group: the topic, and the subscription by which it is counted what was published to it.
+            let (project, group) = (broker.trim_end_matches('/'), group.unwrap_or(PUBLISHED));
+            // Not ordered: every payment is a key, and the emulator has a thread for each key of an ordered subscription.
+            let keys = "lease=10s&ordering=false";
+            return format!("{project}/{topic}-{group}?topic={topic}&{keys}{query}", topic = self.topic);
+        }
         if self.is_rabbitmq() {
             // Without a group: the exchange, and the queue by which it is counted what was published to it.
             let queue = format!("{}-{}", self.topic, group.unwrap_or(PUBLISHED));
@@ -61,6 +68,10 @@ impl Broker {
         self.base.starts_with("sqs:")
     }
 
+    fn is_pubsub(&self) -> bool {
+        self.base.starts_with("pubsub:")
+    }
+
     /// A publisher to the topic. A queue of SQS has one group: there every group's gets a copy, as SNS would do it.
     pub(crate) async fn publisher(&self) -> Result<Arc<dyn Publisher>, TransportError> {
         if !self.is_sqs() {
@@ -82,6 +93,10 @@ impl Broker {
         if self.is_kafka() {
             #[cfg(feature = "kafka")]
             return inbox::kafka::count_records(&self.url(None)).await.context("count the topic's records");
+        }
+        #[cfg(feature = "pubsub")]
+        if self.is_pubsub() {
+            return inbox::pubsub::count_messages(&self.url(None)).await.context("count the topic's messages");
         }
         #[cfg(feature = "rabbitmq")]
         if self.is_rabbitmq() {
@@ -105,6 +120,17 @@ impl Broker {
                 let lag = inbox::kafka::group_lag(&self.url(Some(group))).await.context("read the group's lag")?;
                 return Ok(u64::try_from(lag).unwrap_or(0));
             }
+        }
+        #[cfg(feature = "pubsub")]
+        if self.is_pubsub() {
+            let url = self.url(Some(group));
+            return match inbox::pubsub::backlog(&url).await {
+                Err(error) if error.kind() == inbox::TransportErrorKind::NotFound => {
+                    inbox::provision(&url).await.context("make the subscription")?;
+                    inbox::pubsub::backlog(&url).await.context("make the subscription that counts")
+                }
+                counted => counted.context("read the subscription's backlog"),
+            };
         }
         #[cfg(feature = "rabbitmq")]
         if self.is_rabbitmq() {

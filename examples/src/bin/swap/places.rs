@@ -22,10 +22,15 @@ struct Known {
     path: fn(&str) -> String,
 }
 
-const KNOWN: [Known; 3] = [
+const KNOWN: [Known; 4] = [
     Known { name: "kafka", variable: "INBOX_TEST_KAFKA", path: |run| format!("/swap-{run}?group=receipts") },
     Known { name: "rabbitmq", variable: "INBOX_TEST_RABBITMQ", path: |run| format!("?queue=swap-{run}") },
     Known { name: "sqs", variable: "INBOX_TEST_SQS", path: |run| format!("/swap-{run}") },
+    Known {
+        name: "pubsub",
+        variable: "INBOX_TEST_PUBSUB",
+        path: |run| format!("/swap-{run}-receipts?topic=swap-{run}"),
+    },
 ];
 
 /// The places that the command line asks for.
