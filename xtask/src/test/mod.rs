@@ -2,6 +2,7 @@
 
 mod counts;
 mod invoke;
+mod programs;
 mod steps;
 
 use std::{
@@ -164,7 +165,7 @@ impl Run {
                 verdicts.iter().for_each(|verdict| counts += Counts::one(verdict.faults.is_empty()));
                 Ok((counts, String::new()))
             }
-            Work::Tests(invocation) => self.tests(&invocation),
+            Work::Tests(build, doc) => self.tests(&build, &doc),
             Work::Commands(invocations) => self.commands(&invocations),
         }
     }
@@ -178,27 +179,36 @@ impl Run {
         Ok(())
     }
 
-    fn tests(&self, invocation: &Invocation) -> Result<(Counts, String)> {
+    fn tests(&self, build: &Invocation, doc: &Invocation) -> Result<(Counts, String)> {
+        let build = self.without_what_is_left_out(build);
+        eprintln!("$ {}", build.shown());
+        let programs = programs::build(&mut self.command(&build)?, build.limit)?;
+        let show = |name: &str, said: &[u8]| println!("\n{name}\n{}", String::from_utf8_lossy(said));
+        let variables = self.services.as_deref().unwrap_or_default();
+        let (mut counts, mut notes) = programs::run(programs, variables, build.limit, show);
+        let doc = self.without_what_is_left_out(doc);
+        eprintln!("$ {}", doc.shown());
+        let ended = invoke(&mut self.command(&doc)?, doc.limit, Some(Box::new(std::io::stdout())))?;
+        counts += ended.counts;
+        if let Err(note) = verdict(&doc, ended.status.map(|status| status.code())) {
+            if ended.counts.failed == 0 {
+                // It did not compile.
+                counts += Counts::one(false);
+            }
+            notes.push(format!("documentation: {note}"));
+        }
+        if counts.passed + counts.failed == 0 {
+            counts += Counts::one(false);
+            notes.push("no test ran".to_owned());
+        }
+        notes.iter().for_each(|note| eprintln!("    {note}"));
+        Ok((counts, notes.join("; ")))
+    }
+
+    fn without_what_is_left_out(&self, invocation: &Invocation) -> Invocation {
         let mut invocation = invocation.clone();
-        // The place of what cargo takes, in front of what the tests take.
         invocation.arguments.extend(self.without.iter().flat_map(|without| ["--exclude", without.adapter()]));
-        let invocation = &invocation;
-        eprintln!("$ {}", invocation.shown());
-        let ended = invoke(&mut self.command(invocation)?, invocation.limit, Some(Box::new(std::io::stdout())))?;
-        let mut counts = ended.counts;
-        let passed = verdict(invocation, ended.status.map(|status| status.code()));
-        let note = passed.err().unwrap_or_default();
-        if !note.is_empty() && counts.failed == 0 {
-            // It did not compile, or a test program died before it could count.
-            counts += Counts::one(false);
-        } else if counts.passed + counts.failed == 0 {
-            counts += Counts::one(false);
-            return Ok((counts, "no test ran".to_owned()));
-        }
-        if !note.is_empty() {
-            eprintln!("    {note}\n    command: {}", invocation.shown());
-        }
-        Ok((counts, note))
+        invocation
     }
 
     fn commands(&self, invocations: &[Invocation]) -> Result<(Counts, String)> {

@@ -43,8 +43,9 @@ pub(crate) enum Work {
     Services,
     /// Runs the checks of `tidy`, each counted.
     Tidy,
-    /// Runs a command and counts the tests it reports.
-    Tests(Invocation),
+    /// Builds test programs with the first command, which names them, and runs them beside each other; then runs the second
+    /// one. Counts the tests that they report.
+    Tests(Invocation, Invocation),
     /// Runs commands, each counted as one check.
     Commands(Vec<Invocation>),
 }
@@ -121,11 +122,15 @@ impl Step {
                 let arguments = ["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"];
                 one(Invocation::of(&arguments))
             }
-            Self::Tests => Work::Tests(Invocation {
-                limit: minutes(60),
-                // One failing program must not hide what the others would say.
-                ..Invocation::of(&["test", "--workspace", "--all-features", "--no-fail-fast"])
-            }),
+            Self::Tests => {
+                let named = ["--no-run", "--message-format=json-render-diagnostics"];
+                let mut build = Invocation::of(&["test", "--workspace", "--all-features"]);
+                build.arguments.extend(named);
+                Work::Tests(
+                    build,
+                    Invocation::of(&["test", "--workspace", "--all-features", "--doc", "--no-fail-fast"]),
+                )
+            }
             Self::CompileFail => one(Invocation::of(&["test", "-p", "inbox-rs", "--test", "compile_fail"])),
             Self::Doc => one(Invocation {
                 variables: &[("RUSTDOCFLAGS", "-D warnings")],
