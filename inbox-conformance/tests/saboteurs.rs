@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, path::PathBuf, process::ExitCode, sync::Arc, ti
 
 use inbox_conformance::{
     memory::{MemoryBrokerSubject, MemoryStoreSubject},
-    saboteur::{SABOTEURS, Sabotage, run, table},
+    saboteur::{SABOTEURS, Sabotage, case_names, caught_by, run, table},
 };
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -44,11 +44,19 @@ fn table_is_fresh() -> Result<(), Failed> {
     Err("docs/SABOTEURS.md is stale: run `INBOX_BLESS=1 cargo test -p inbox-conformance --test saboteurs`".into())
 }
 
+fn every_case_catches_somebody() -> Result<(), Failed> {
+    let idle: Vec<&str> = case_names().into_iter().filter(|case| caught_by(case).next().is_none()).collect();
+    if idle.is_empty() { Ok(()) } else { Err(format!("cases that no saboteur is named for: {idle:?}").into()) }
+}
+
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // Most of them wait for what never comes.
     arguments.test_threads.get_or_insert(8);
-    let mut trials = vec![Trial::test("docs/SABOTEURS.md is fresh", table_is_fresh)];
+    let mut trials = vec![
+        Trial::test("docs/SABOTEURS.md is fresh", table_is_fresh),
+        Trial::test("every case catches somebody", every_case_catches_somebody),
+    ];
     let mut honest = BTreeSet::new();
     for saboteur in SABOTEURS {
         for case in saboteur.caught_by {

@@ -13,6 +13,7 @@ pub use self::{
 };
 use crate::{
     harness::{FullStoreSubject, TransportSubject},
+    memory::MemoryStoreSubject,
     suite::{Case, end_to_end_cases, store_cases, transport_cases},
 };
 
@@ -68,7 +69,12 @@ pub const SABOTEURS: &[Saboteur] = &[
     transport(
         TransportSabotage::AcksAtReceive,
         "acks a message when it hands it over",
-        &["t03_an_unacked_delivery_comes_again", "e07_a_crash_before_commit_loses_nothing"],
+        &[
+            "t03_an_unacked_delivery_comes_again",
+            "e07_a_crash_before_commit_loses_nothing",
+            "e06_a_crash_between_commit_and_ack_runs_nothing_again",
+            "e39_an_outage_counts_nothing_and_loses_nothing",
+        ],
     ),
     transport(
         TransportSabotage::LosesDropped,
@@ -122,7 +128,11 @@ pub const SABOTEURS: &[Saboteur] = &[
     transport(
         TransportSabotage::ConfirmsUnstored,
         "confirms messages that the broker has not stored",
-        &["t11_publish_answers_for_each_message", "e01_each_effect_once_and_keys_in_order"],
+        &[
+            "t11_publish_answers_for_each_message",
+            "e01_each_effect_once_and_keys_in_order",
+            "e13_a_graceful_shutdown_runs_nothing_again",
+        ],
     ),
     transport(
         TransportSabotage::SharesGroups,
@@ -156,7 +166,21 @@ pub const SABOTEURS: &[Saboteur] = &[
     store(
         StoreSabotage::EffectsOutside,
         "commits effects in a transaction of their own",
-        &["s02_a_claim_lives_as_long_as_its_transaction", "e26_a_rejected_message_is_quarantined_at_once"],
+        &[
+            "s02_a_claim_lives_as_long_as_its_transaction",
+            "e26_a_rejected_message_is_quarantined_at_once",
+            "e14_a_handler_beyond_the_shutdown_deadline_is_rolled_back",
+            "e16_process_runs_one_message_without_a_broker",
+            "e18_a_failing_message_holds_back_its_key_only",
+            "e19_a_batch_in_which_all_fail_is_bounded",
+            "e21_copies_share_the_fate_of_a_failing_first",
+            "e23_a_suspect_waits_behind_its_key",
+            "e27_a_panic_is_a_failed_attempt",
+            "e28_a_handler_beyond_its_timeout_is_a_failed_attempt",
+            "e32_a_handler_sees_its_attempt",
+            "e33_a_quarantined_message_that_comes_again_stays_one_row",
+            "e41_an_unknown_commit_is_claimed_again",
+        ],
     ),
     store(
         StoreSabotage::NeverWaits,
@@ -196,7 +220,16 @@ pub const SABOTEURS: &[Saboteur] = &[
     store(
         StoreSabotage::RollsBackAtCommit,
         "says that it committed, and rolls back",
-        &["s09_commit_is_visible_to_everybody", "e01_each_effect_once_and_keys_in_order"],
+        &[
+            "s09_commit_is_visible_to_everybody",
+            "e01_each_effect_once_and_keys_in_order",
+            "e02_copies_in_one_batch_run_once",
+            "e08_killed_at_random_each_effect_once",
+            "e09_run_dropped_at_random_each_effect_once",
+            "e20_flaky_handlers_are_bounded",
+            "e35_any_text_is_an_id",
+            "e40_an_outage_at_the_start_is_waited_out",
+        ],
     ),
     store(
         StoreSabotage::CountsInMemory,
@@ -266,7 +299,26 @@ pub fn table() -> String {
         let cases: Vec<String> = saboteur.caught_by.iter().map(|case| format!("`{case}`")).collect();
         text.push_str(&format!("| {saboteur} | {} | {} |\n", saboteur.wrong, cases.join(", ")));
     }
+    text.push_str("\n## By case\n\n| case | catches |\n| --- | --- |\n");
+    for case in case_names() {
+        let caught: Vec<String> = caught_by(case).map(ToString::to_string).collect();
+        text.push_str(&format!("| `{case}` | {} |\n", caught.join(", ")));
+    }
     text
+}
+
+/// The saboteurs for which `case` is known to fail.
+pub fn caught_by(case: &str) -> impl Iterator<Item = &'static Saboteur> {
+    SABOTEURS.iter().filter(move |saboteur| saboteur.caught_by.contains(&case))
+}
+
+/// The names of all cases of the suite.
+#[must_use]
+pub fn case_names() -> Vec<&'static str> {
+    let transports = transport_cases().into_iter().map(|case| case.name);
+    let stores = store_cases::<MemoryStoreSubject>().into_iter().map(|case| case.name);
+    let whole = end_to_end_cases::<MemoryStoreSubject>().into_iter().map(|case| case.name);
+    transports.chain(stores).chain(whole).collect()
 }
 
 /// A case of that name over a sabotaged or honest pair, whatever its kind.

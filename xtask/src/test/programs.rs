@@ -18,6 +18,8 @@ use super::{
     invoke::{Output, invoke},
 };
 
+/// Targets that run the suite of `inbox-conformance`.
+const SUITES: [&str; 2] = ["conformance", "suite"];
 /// How many run at once. More would starve those that look at the clock.
 const BESIDE: usize = 2;
 
@@ -26,6 +28,7 @@ const BESIDE: usize = 2;
 pub(crate) struct Program {
     /// The package's folder and the target (`inbox-sqs conformance`).
     name: String,
+    target: String,
     path: PathBuf,
     /// The package's folder, in which cargo would run it.
     folder: PathBuf,
@@ -47,6 +50,20 @@ pub(crate) fn build(command: &mut Command, limit: Duration) -> Result<Vec<Progra
     Ok(programs)
 }
 
+/// What those list that run the suite of `inbox-conformance`.
+pub(crate) fn suites(programs: &[Program]) -> Result<Vec<String>> {
+    let suites = programs.iter().filter(|program| SUITES.iter().any(|target| program.target == **target));
+    let list = |program: &Program| {
+        let output = Command::new(&program.path).arg("--list").current_dir(&program.folder).output();
+        let output = output.with_context(|| format!("cannot run {}", program.name))?;
+        if !output.status.success() {
+            bail!("{} --list ended with {}", program.name, output.status);
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    suites.map(list).collect()
+}
+
 /// The programs that cargo's messages name, those first that take longest: a suite on a broker, then tests of an adapter.
 fn built(messages: &[u8]) -> Result<Vec<Program>> {
     let mut programs = Vec::new();
@@ -60,14 +77,13 @@ fn built(messages: &[u8]) -> Result<Vec<Program>> {
         let folder = folder.context("a manifest is in no folder")?;
         let package = folder.file_name().context("a package is in no folder")?.to_string_lossy();
         let name = format!("{package} {}", artifact.target.name);
-        programs.push(Program { name, path: path.into_std_path_buf(), folder });
+        programs.push(Program { name, target: artifact.target.name, path: path.into_std_path_buf(), folder });
     }
-    let rank = |program: &Program| match program.name.rsplit(' ').next() {
-        Some("conformance") => 0,
-        Some("it" | "suite") => 1,
+    programs.sort_by_key(|program| match program.target.as_str() {
+        "conformance" => 0,
+        "it" | "suite" => 1,
         _ => 2,
-    };
-    programs.sort_by_key(rank);
+    });
     Ok(programs)
 }
 
@@ -166,7 +182,7 @@ mod tests {
         let path = folder.join(name);
         std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        Program { name: name.to_owned(), path, folder }
+        Program { name: name.to_owned(), target: name.to_owned(), path, folder }
     }
 
     #[test]
