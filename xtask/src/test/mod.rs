@@ -184,16 +184,13 @@ impl Run {
         let build = self.without_what_is_left_out(build);
         eprintln!("$ {}", build.shown());
         let programs = programs::build(&mut self.command(&build)?, build.limit)?;
-        let suites = programs::suites(&programs)?;
+        // A table of a part of the suite would be another one.
+        let fresh = if self.without.is_empty() { table::check(&programs::suites(&programs)?) } else { Ok(()) };
         let show = |name: &str, said: &[u8]| println!("\n{name}\n{}", String::from_utf8_lossy(said));
         let variables = self.services.as_deref().unwrap_or_default();
         let (mut counts, mut notes) = programs::run(programs, variables, build.limit, show);
-        // A table of a part of the suite would be another one.
-        if self.without.is_empty() {
-            let fresh = table::check(&suites);
-            counts += Counts::one(fresh.is_ok());
-            notes.extend(fresh.err().map(|error| format!("{error:#}")));
-        }
+        counts += Counts::one(fresh.is_ok());
+        notes.extend(fresh.err().map(|error| format!("{error:#}")));
         let doc = self.without_what_is_left_out(doc);
         eprintln!("$ {}", doc.shown());
         let ended = invoke(&mut self.command(&doc)?, doc.limit, Some(Box::new(std::io::stdout())))?;
