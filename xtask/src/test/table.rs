@@ -49,11 +49,15 @@ pub(crate) fn check(lists: &[String]) -> Result<()> {
     bail!("{FILE} is stale: run `{BLESS}=1 cargo xtask test --only tests`")
 }
 
-fn subjects(lists: &[String]) -> BTreeMap<String, Listed> {
-    let mut subjects = BTreeMap::<String, Listed>::new();
+/// By the subject's name and the letter of its cases: one name may be a transport's and a store's.
+type Subjects = BTreeMap<(String, char), Listed>;
+
+fn subjects(lists: &[String]) -> Subjects {
+    let mut subjects = Subjects::new();
     for line in lists.iter().flat_map(|list| list.lines()) {
         let Some((subject, case)) = line.strip_suffix(": test").and_then(|line| line.split_once('/')) else { continue };
-        let subject = subjects.entry(subject.to_owned()).or_default();
+        let Some(letter) = case.chars().next() else { continue };
+        let subject = subjects.entry((subject.to_owned(), letter)).or_default();
         match case.split_once(" [lacks ") {
             None => drop(subject.runs.insert(case.to_owned())),
             Some((case, what)) => {
@@ -64,26 +68,22 @@ fn subjects(lists: &[String]) -> BTreeMap<String, Listed> {
     subjects
 }
 
-/// The file's text. A subject of its own is a transport or a store, which its first case tells; `a+b` is a pair.
-fn table(subjects: &BTreeMap<String, Listed>) -> Result<String> {
+/// The file's text. `a+b` is a pair.
+fn table(subjects: &Subjects) -> Result<String> {
     let mut text = format!(
         "# The suite\n\nWhich cases of `inbox-conformance` run over what; [CONTRACT.md](CONTRACT.md) says what each \
          proves, and [SABOTEURS.md](SABOTEURS.md) who is caught by it. A case that a subject cannot have is listed as \
          ignored, with what is lacking. Written by `{BLESS}=1 cargo xtask test --only tests`, which fails when it is \
          stale.\n"
     );
-    let kind =
-        |listed: &Listed| listed.runs.iter().chain(listed.lacking.keys()).next().and_then(|case| case.chars().next());
     for (title, letter) in [("Transports", 't'), ("Stores", 's')] {
         write!(text, "\n## {title}\n\n| over | cases that run | cases that cannot |\n| --- | --- | --- |\n")?;
-        for (name, listed) in
-            subjects.iter().filter(|(name, listed)| !name.contains('+') && kind(listed) == Some(letter))
-        {
+        for ((name, _), listed) in subjects.iter().filter(|((_, of), _)| *of == letter) {
             writeln!(text, "| {name} | {} | {} |", listed.numbers(), lacking(listed))?;
         }
     }
     let pairs: Vec<((&str, &str), &Listed)> =
-        subjects.iter().filter_map(|(name, listed)| Some((name.split_once('+')?, listed))).collect();
+        subjects.iter().filter_map(|((name, _), listed)| Some((name.split_once('+')?, listed))).collect();
     let stores: BTreeSet<&str> = pairs.iter().map(|((_, store), _)| *store).collect();
     let transports: BTreeSet<&str> = pairs.iter().map(|((transport, _), _)| *transport).collect();
     write!(text, "\n## End to end\n\n| transport |")?;
@@ -120,11 +120,12 @@ mod tests {
 
     #[test]
     fn what_cannot_run_is_shown_with_its_reason() {
-        let list = "q/t01_a: test\nq/t02_b [lacks order]: test\nq/t03_c [lacks order]: test\nd/s01_x: test\n\
+        let list = "q/t01_a: test\nq/t02_b [lacks order]: test\nq/t03_c [lacks order]: test\nq/s01_x: test\nd/s01_x: test\n\
                     q+d/e01_y: test\nq+d/e02_z [lacks sql]: test\n\n6 tests, 0 benchmarks\n";
         let table = table(&subjects(&[list.to_owned()])).unwrap();
         assert!(table.contains("| q | 1 of 3 | t02, t03 (`order`) |"), "{table}");
         assert!(table.contains("| d | all 1 |  |"), "{table}");
+        assert!(table.contains("| q | all 1 |  |"), "a store of the same name: {table}");
         assert!(table.contains("| transport | d |\n| --- | --- |\n| q | 1 of 2 |"), "{table}");
         assert!(table.contains("- q with d: e02 (`sql`)"), "{table}");
     }
