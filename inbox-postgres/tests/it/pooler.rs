@@ -202,7 +202,7 @@ async fn settings_of_the_url_hold_in_each_transaction_and_nowhere_else() {
         url.query_pairs_mut()
             .append_pair("options[search_path]", r#"pg_temp, "o'ne\""#)
             .append_pair("options[lock_timeout]", "77ms")
-            .append_pair("options[statement_timeout]", "1ms");
+            .append_pair("options[statement_timeout]", "901ms");
     })
     .await;
     let consumer = bench.store.register(&bench.name).await.expect("registers");

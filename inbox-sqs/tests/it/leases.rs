@@ -148,7 +148,7 @@ async fn what_nobody_asks_for_goes_back() {
     // The receive at the service still waits.
     queue.publish(0..3, 1).await;
     until("they came to the one that does not ask", async || service.held(&queue.name) > 0).await;
-    assert_ne!(counts(&idle), (0, 0));
+    until("they have arrived there", async || counts(&idle) != (0, 0)).await;
     let other = queue.connect().await;
     let began = Instant::now();
     let taken_over = receive(&other, 3).await;
