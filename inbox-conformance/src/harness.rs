@@ -52,6 +52,12 @@ pub trait TransportSubject: Send + Sync + 'static {
         true
     }
 
+    /// Whether the broker, when a message is given back, delivers anew all that follows it of its key, acknowledged or not, as
+    /// Pub/Sub says of its ordered subscriptions.
+    fn delivers_acked_anew(&self) -> bool {
+        false
+    }
+
     /// A topic that nobody else uses, empty, and a group that has read nothing of it.
     ///
     /// # Errors

@@ -33,8 +33,8 @@ const TICK: Duration = Duration::from_millis(250);
 /// How often a service that brings nothing is asked whether it is there, and how often one that is away.
 const ASK: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(1));
 /// At the end: how long nothing may arrive before nothing is on its way any more, and how long that is waited for. The
-/// service stops at the stream's limit; the emulator has none.
-const DRAIN: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(300));
+/// service stops at the stream's limit; the emulator has none, and sends a hundred every 50 ms.
+const DRAIN: (Duration, Duration) = (Duration::from_millis(150), Duration::from_secs(1));
 /// How long giving back may take at the end.
 const LEAVE: Duration = Duration::from_secs(10);
 

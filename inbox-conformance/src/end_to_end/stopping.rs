@@ -26,7 +26,9 @@ pub(super) async fn e13_a_graceful_shutdown_runs_nothing_again<S: FullStoreSubje
     let numbers = second.handle.numbers();
     second.stop().await?;
     ensure_eq!(scene.journal.calls().len(), labels.len(), "handler calls of both");
-    ensure_eq!(numbers.duplicates, 0, "duplicates that the second instance met");
+    if !scene.transport.delivers_acked_anew() {
+        ensure_eq!(numbers.duplicates, 0, "duplicates that the second instance met");
+    }
     scene.each_once(&labels).await
 }
 

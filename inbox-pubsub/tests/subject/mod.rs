@@ -72,6 +72,12 @@ impl TransportSubject for PubsubSubject {
         true
     }
 
+    // https://cloud.google.com/pubsub/docs/ordering: a redelivery takes along later messages of the key, also acknowledged ones.
+    // What was on its way to a consumer that stops is given back, so on a busy machine some of what it acked comes again.
+    fn delivers_acked_anew(&self) -> bool {
+        !self.exactly_once
+    }
+
     async fn fresh(&self) -> Result<Arc<dyn Link>, BoxError> {
         let service = std::env::var("INBOX_TEST_PUBSUB").map_err(
             |_| "INBOX_TEST_PUBSUB is not set: an emulator, `pubsub://project?endpoint=http://host:port`; `cargo xtask services up` starts one",
