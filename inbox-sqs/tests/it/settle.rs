@@ -41,7 +41,7 @@ async fn what_could_not_be_deleted_right_now_is_tried_again() {
 #[tokio::test]
 async fn one_that_cannot_be_deleted_is_lost() {
     let service = Service::start();
-    let queue = Queue::of(&service, "", "lease=2s&wait=1s").await;
+    let queue = Queue::of(&service, "", "lease=5s&wait=1s").await;
     queue.publish(0..12, 1).await;
     let transport = queue.connect().await;
     let held = receive(&transport, 12).await;
