@@ -3,6 +3,7 @@
 pub mod kafka;
 pub mod postgres;
 pub mod rabbitmq;
+pub mod redis;
 
 use std::{
     fs,
