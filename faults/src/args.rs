@@ -85,6 +85,7 @@ pub(crate) enum Broker {
     Kafka,
     Sqlite,
     Rabbitmq,
+    Redis,
     Sqs,
     Pubsub,
 }
@@ -95,6 +96,7 @@ impl Broker {
         match self {
             Self::Kafka | Self::Sqlite => None,
             Self::Rabbitmq => Some("INBOX_TEST_RABBITMQ"),
+            Self::Redis => Some("INBOX_TEST_REDIS"),
             Self::Sqs => Some("INBOX_TEST_SQS"),
             Self::Pubsub => Some("INBOX_TEST_PUBSUB"),
         }
@@ -109,7 +111,7 @@ impl Broker {
     pub(crate) fn frozen(self) -> Duration {
         Duration::from_secs(match self {
             Self::Sqlite => 6,
-            Self::Sqs => 8,
+            Self::Redis | Self::Sqs => 8,
             Self::Kafka => 12,
             Self::Rabbitmq | Self::Pubsub => 16,
         })
@@ -174,7 +176,10 @@ impl RunArgs {
     pub(crate) fn pairs(&self) -> Vec<Pair> {
         let pairs = match (self.broker, self.store) {
             (None, None) => vec![(Broker::Kafka, Store::Postgres), (Broker::Sqlite, Store::Sqlite)],
-            (Some(broker @ (Broker::Kafka | Broker::Rabbitmq | Broker::Sqs | Broker::Pubsub)), None) => {
+            (
+                Some(broker @ (Broker::Kafka | Broker::Rabbitmq | Broker::Redis | Broker::Sqs | Broker::Pubsub)),
+                None,
+            ) => {
                 vec![(broker, Store::Postgres)]
             }
             (Some(Broker::Sqlite), None) => vec![(Broker::Sqlite, Store::Sqlite)],

@@ -42,6 +42,7 @@ fn queue(broker: Broker, name: &str) -> anyhow::Result<String> {
     let base = base.trim_end_matches('/');
     let url = match broker {
         Broker::Rabbitmq => format!("{base}?queue=faults-{name}&heartbeat=5s"),
+        Broker::Redis => format!("{base}?stream=faults-{name}&group=faults&lease=4s"),
         Broker::Sqs => format!("{base}/faults-{name}?lease=4s&wait=1s"),
         // Not in order: the emulator has a thread for each key of an ordered subscription.
         _ => format!("{base}/faults-{name}-group?topic=faults-{name}&lease=10s&ordering=false"),
@@ -88,7 +89,7 @@ impl Scene {
                 let url = format!("sqlite:{}/{name}-queue.db/faults?group=faults", folder.display());
                 (url.clone(), url)
             }
-            Broker::Rabbitmq | Broker::Sqs | Broker::Pubsub => {
+            Broker::Rabbitmq | Broker::Redis | Broker::Sqs | Broker::Pubsub => {
                 let url = queue(pair.broker, &name)?;
                 (url.clone(), url)
             }

@@ -12,6 +12,8 @@ use crate::{
 
 /// A case that has not finished by then fails.
 const DEADLINE: Duration = Duration::from_secs(60);
+/// How many cases run at once, whatever the processors: most wait for a broker, a lease or an outage most of the time.
+const THREADS: usize = 8;
 
 pub(crate) type CaseFuture = Pin<Box<dyn Future<Output = CaseResult> + Send>>;
 
@@ -183,11 +185,20 @@ impl Suite {
         self.trials.push(trial.with_ignored_flag(true));
     }
 
-    /// Runs what the command line asks for, as any test program does.
+    /// Runs what the command line asks for, as any test program does; without `--test-threads` eight cases at once, those
+    /// of one number beside each other: over several brokers none has all the load.
     #[must_use]
-    pub fn run(self) -> ExitCode {
-        libtest_mimic::run(&Arguments::from_args(), self.trials).exit_code()
+    pub fn run(mut self) -> ExitCode {
+        let mut arguments = Arguments::from_args();
+        arguments.test_threads.get_or_insert(THREADS);
+        self.trials.sort_by(|a, b| case_of(a).cmp(case_of(b)));
+        libtest_mimic::run(&arguments, self.trials).exit_code()
     }
+}
+
+/// The case's name, without what it runs over.
+fn case_of(trial: &Trial) -> &str {
+    trial.name().rsplit('/').next().unwrap_or_default()
 }
 
 impl Default for Suite {

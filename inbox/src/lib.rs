@@ -32,7 +32,7 @@
 //! ```
 //!
 //! # Features
-//! A feature for each transport and store: `sqlite` (default), `kafka`, `pubsub`, `rabbitmq`, `sqs`, `postgres`.
+//! A feature for each transport and store: `sqlite` (default), `kafka`, `pubsub`, `rabbitmq`, `redis`, `sqs`, `postgres`.
 
 use std::sync::Arc;
 
@@ -46,13 +46,15 @@ pub use inbox_postgres as postgres;
 pub use inbox_pubsub as pubsub;
 #[cfg(feature = "rabbitmq")]
 pub use inbox_rabbitmq as rabbitmq;
+#[cfg(feature = "redis")]
+pub use inbox_redis as redis;
 #[cfg(feature = "sqlite")]
 pub use inbox_sqlite as sqlite;
 #[cfg(feature = "sqs")]
 pub use inbox_sqs as sqs;
 
 /// The transports that are known, the feature that brings each, and whether it is on.
-const SCHEMES: [(&str, &str, bool); 10] = [
+const SCHEMES: [(&str, &str, bool); 12] = [
     ("sqlite", "sqlite", cfg!(feature = "sqlite")),
     ("kafka", "kafka", cfg!(feature = "kafka")),
     ("kafka+tls", "kafka", cfg!(feature = "kafka")),
@@ -60,6 +62,8 @@ const SCHEMES: [(&str, &str, bool); 10] = [
     ("rabbitmq", "rabbitmq", cfg!(feature = "rabbitmq")),
     ("amqp", "rabbitmq", cfg!(feature = "rabbitmq")),
     ("amqps", "rabbitmq", cfg!(feature = "rabbitmq")),
+    ("redis", "redis", cfg!(feature = "redis")),
+    ("rediss", "redis", cfg!(feature = "redis")),
     ("sqs", "sqs", cfg!(feature = "sqs")),
     ("sqs+https", "sqs", cfg!(feature = "sqs")),
     ("sqs+http", "sqs", cfg!(feature = "sqs")),
@@ -109,6 +113,7 @@ fn pubsub_config(url: &str) -> Result<inbox_pubsub::PubsubConfig, TransportError
 /// | `kafka://host:port[,host…]/topic[,topic…]?group=NAME` | `kafka` |
 /// | `pubsub://project/subscription?topic=NAME` | `pubsub` |
 /// | `rabbitmq://user:password@host[:port]/vhost?queue=NAME`, `amqp:`, `amqps:` | `rabbitmq` |
+/// | `redis://user:password@host[:port]/database?stream=NAME&group=NAME`, `rediss:` | `redis` |
 /// | `sqs://region/queue`, `sqs+https://sqs.region.amazonaws.com/account/queue` | `sqs` |
 ///
 /// # Errors
@@ -124,6 +129,8 @@ pub async fn connect(url: &str) -> Result<Arc<dyn Transport>, TransportError> {
         Some("pubsub") => Ok(Arc::new(inbox_pubsub::PubsubTransport::connect(pubsub_config(url)?).await?)),
         #[cfg(feature = "rabbitmq")]
         Some("rabbitmq" | "amqp" | "amqps") => Ok(Arc::new(inbox_rabbitmq::connect(url).await?)),
+        #[cfg(feature = "redis")]
+        Some("redis" | "rediss") => Ok(Arc::new(inbox_redis::connect(url).await?)),
         #[cfg(feature = "sqs")]
         Some("sqs" | "sqs+https" | "sqs+http") => Ok(Arc::new(inbox_sqs::connect(url).await?)),
         other => Err(unknown(other)),
@@ -144,6 +151,8 @@ pub async fn publisher(url: &str) -> Result<Arc<dyn Publisher>, TransportError> 
         Some("pubsub") => Ok(Arc::new(inbox_pubsub::PubsubPublisher::connect(pubsub_config(url)?).await?)),
         #[cfg(feature = "rabbitmq")]
         Some("rabbitmq" | "amqp" | "amqps") => Ok(Arc::new(inbox_rabbitmq::publisher(url).await?)),
+        #[cfg(feature = "redis")]
+        Some("redis" | "rediss") => Ok(Arc::new(inbox_redis::publisher(url).await?)),
         #[cfg(feature = "sqs")]
         Some("sqs" | "sqs+https" | "sqs+http") => Ok(Arc::new(inbox_sqs::publisher(url).await?)),
         other => Err(unknown(other)),
@@ -164,6 +173,8 @@ pub async fn provision(url: &str) -> Result<(), TransportError> {
         Some("pubsub") => inbox_pubsub::provision_with(&pubsub_config(url)?).await,
         #[cfg(feature = "rabbitmq")]
         Some("rabbitmq" | "amqp" | "amqps") => inbox_rabbitmq::provision(url).await,
+        #[cfg(feature = "redis")]
+        Some("redis" | "rediss") => inbox_redis::provision(url).await,
         #[cfg(feature = "sqs")]
         Some("sqs" | "sqs+https" | "sqs+http") => inbox_sqs::provision(url).await,
         other => Err(unknown(other)),
@@ -188,6 +199,8 @@ pub async fn backlog(url: &str) -> Result<u64, TransportError> {
         Some("pubsub") => inbox_pubsub::backlog(url).await,
         #[cfg(feature = "rabbitmq")]
         Some("rabbitmq" | "amqp" | "amqps") => inbox_rabbitmq::count_ready(url).await,
+        #[cfg(feature = "redis")]
+        Some("redis" | "rediss") => inbox_redis::backlog(url).await,
         #[cfg(feature = "sqs")]
         Some("sqs" | "sqs+https" | "sqs+http") => inbox_sqs::backlog(url).await,
         other => Err(unknown(other)),

@@ -10,6 +10,8 @@ mod postgres;
 mod pubsub;
 #[path = "../../inbox-rabbitmq/tests/subject/mod.rs"]
 mod rabbitmq;
+#[path = "../../inbox-redis/tests/subject/mod.rs"]
+mod redis;
 #[path = "../../inbox-sqlite/tests/subject/mod.rs"]
 mod sqlite;
 #[path = "../../inbox-sqs/tests/subject/mod.rs"]
@@ -25,6 +27,7 @@ use crate::{
     postgres::PostgresSubject,
     pubsub::PubsubSubject,
     rabbitmq::RabbitMqSubject,
+    redis::RedisSubject,
     sqlite::{FileSubject, QueueSubject},
     sqs::SqsSubject,
 };
@@ -39,6 +42,7 @@ pub fn suite() -> io::Result<Suite> {
     let suite = suite.end_to_end(&queue()?, &server());
     let suite = over_both(suite, &Arc::new(KafkaSubject))?;
     let suite = over_both(suite, &RabbitMqSubject::classic())?;
+    let suite = over_both(suite, &RedisSubject::brisk())?;
     let suite = over_both(suite, &SqsSubject::standard())?;
     let suite = over_both(suite, &SqsSubject::fifo())?;
     over_both(suite, &PubsubSubject::ordered())
@@ -47,6 +51,7 @@ pub fn suite() -> io::Result<Suite> {
 /// Takes away what the cases have made at brokers: they may be somebody's own.
 pub fn clean() {
     rabbitmq::clean();
+    redis::clean();
     sqs::clean();
 }
 
@@ -58,6 +63,7 @@ pub fn brokers() -> io::Result<Vec<(&'static str, Capabilities)>> {
     Ok(vec![
         ("Kafka", KafkaSubject.capabilities()),
         ("RabbitMQ", RabbitMqSubject::classic().capabilities()),
+        ("Redis Streams", RedisSubject::unset().capabilities()),
         ("SQS, standard queue", SqsSubject::standard().capabilities()),
         ("SQS, FIFO queue", SqsSubject::fifo().capabilities()),
         ("Pub/Sub, ordered", PubsubSubject::ordered().capabilities()),

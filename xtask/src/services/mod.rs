@@ -8,6 +8,7 @@ mod pgbouncer;
 mod postgres;
 mod pubsub;
 mod rabbitmq;
+mod redis;
 mod sqs;
 mod state;
 
@@ -73,8 +74,15 @@ impl Start<'_> {
 }
 
 /// Further services are added here, each in a file of its own.
-const ALL: &[Service] =
-    &[postgres::SERVICE, pgbouncer::SERVICE, kafka::SERVICE, rabbitmq::SERVICE, sqs::SERVICE, pubsub::SERVICE];
+const ALL: &[Service] = &[
+    postgres::SERVICE,
+    pgbouncer::SERVICE,
+    kafka::SERVICE,
+    rabbitmq::SERVICE,
+    redis::SERVICE,
+    sqs::SERVICE,
+    pubsub::SERVICE,
+];
 
 /// The variables for tests, by name.
 pub(crate) type Variables = Vec<(&'static str, String)>;

@@ -7,7 +7,9 @@ mod steps;
 mod table;
 
 use std::{
+    collections::BTreeMap,
     env,
+    path::Path,
     process::Command,
     time::{Duration, Instant},
 };
@@ -188,7 +190,7 @@ impl Run {
         let fresh = if self.without.is_empty() { table::check(&programs::suites(&programs)?) } else { Ok(()) };
         let show = |name: &str, said: &[u8]| println!("\n{name}\n{}", String::from_utf8_lossy(said));
         let variables = self.services.as_deref().unwrap_or_default();
-        let (mut counts, mut notes) = programs::run(programs, variables, build.limit, show);
+        let (mut counts, mut notes) = programs::run(&programs, variables, build.limit, show);
         counts += Counts::one(fresh.is_ok());
         notes.extend(fresh.err().map(|error| format!("{error:#}")));
         let doc = self.without_what_is_left_out(doc);
@@ -218,9 +220,21 @@ impl Run {
 
     fn commands(&self, invocations: &[Invocation]) -> Result<(Counts, String)> {
         let (mut counts, mut notes) = (Counts::default(), Vec::new());
+        let bins = if invocations.iter().any(|invocation| invocation.bin.is_some()) {
+            let build = self.without_what_is_left_out(&steps::build_bins());
+            programs::build_bins(&mut self.command(&build)?, build.limit)?
+        } else {
+            BTreeMap::new()
+        };
         for invocation in invocations {
             eprintln!("$ {}", invocation.shown());
-            let ended = invoke(&mut self.command(invocation)?, invocation.limit, None)?;
+            let mut command = match invocation.bin {
+                Some(name) => {
+                    self.program(invocation, bins.get(name).with_context(|| format!("no {name} was built"))?)?
+                }
+                None => self.command(invocation)?,
+            };
+            let ended = invoke(&mut command, invocation.limit, None)?;
             let passed = verdict(invocation, ended.status.map(|status| status.code()));
             counts += Counts::one(passed.is_ok());
             if let Err(note) = passed {
@@ -232,9 +246,20 @@ impl Run {
     }
 
     fn command(&self, invocation: &Invocation) -> Result<Command> {
+        self.told(workspace::cargo(), &invocation.arguments, invocation)
+    }
+
+    /// The program itself, with what cargo would hand on to it.
+    fn program(&self, invocation: &Invocation, path: &Path) -> Result<Command> {
+        let mut command = Command::new(path);
+        command.current_dir(workspace::root());
+        let own = invocation.arguments.iter().position(|argument| *argument == "--").map_or(0, |at| at + 1);
+        self.told(command, &invocation.arguments[own..], invocation)
+    }
+
+    fn told(&self, mut command: Command, arguments: &[&str], invocation: &Invocation) -> Result<Command> {
         let variables = self.services.as_deref().unwrap_or_default();
-        let mut command = workspace::cargo();
-        for argument in &invocation.arguments {
+        for argument in arguments {
             command.arg(expanded(argument, variables)?);
         }
         command.envs(variables.iter().map(|(name, url)| (name, url))).envs(invocation.variables.iter().copied());

@@ -1,29 +1,26 @@
-//! Test programs: built together, run beside each other. Most of them wait for a broker most of the time.
+//! Programs: built together by cargo, which says where each is; tests are run one after the other.
 
 use std::{
-    collections::VecDeque,
+    collections::BTreeMap,
     io::{self, Write},
     path::PathBuf,
     process::Command,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
-use cargo_metadata::Message;
+use cargo_metadata::{Artifact, Message};
 
 use super::{
     counts::Counts,
     invoke::{Output, invoke},
 };
 
+/// How cargo is to say what it has built.
+pub(crate) const MESSAGES: &str = "--message-format=json-render-diagnostics";
 /// Targets that run the suite of `inbox-conformance`.
 const SUITES: [&str; 2] = ["conformance", "suite"];
-/// How many of them run at once: those that run a suite over a broker and wait most of the time. Other tests look at the
-/// clock, and run alone.
-const BESIDE: (&str, usize) = ("conformance", 2);
-
 /// A test program that was built.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Program {
@@ -35,20 +32,44 @@ pub(crate) struct Program {
     folder: PathBuf,
 }
 
-/// Builds: `command` is a `cargo test --no-run --message-format=json-render-diagnostics`.
+/// Builds test programs: `command` is a `cargo test --no-run` with [`MESSAGES`].
 pub(crate) fn build(command: &mut Command, limit: Duration) -> Result<Vec<Program>> {
-    let said = Collected::default();
-    let ended = invoke(command, limit, Some(said.output()))?;
-    match ended.status {
-        Some(status) if status.success() => {}
-        Some(status) => bail!("the tests do not build: {status}"),
-        None => bail!("the tests are not built after {} s", limit.as_secs()),
-    }
-    let programs = built(&said.bytes())?;
+    let programs = tests(executables(command, limit)?)?;
     if programs.is_empty() {
         bail!("no test program was built");
     }
     Ok(programs)
+}
+
+/// Builds programs, and says where each is: `command` is a `cargo build` with [`MESSAGES`].
+pub(crate) fn build_bins(command: &mut Command, limit: Duration) -> Result<BTreeMap<String, PathBuf>> {
+    let bins = executables(command, limit)?.into_iter().filter(|(artifact, _)| artifact.target.is_bin());
+    Ok(bins.map(|(artifact, path)| (artifact.target.name, path)).collect())
+}
+
+/// What cargo has built that can be run.
+fn executables(command: &mut Command, limit: Duration) -> Result<Vec<(Artifact, PathBuf)>> {
+    let said = Collected::default();
+    let ended = invoke(command, limit, Some(said.output()))?;
+    match ended.status {
+        Some(status) if status.success() => named(&said.bytes()),
+        Some(status) => bail!("it does not build: {status}"),
+        None => bail!("it is not built after {} s", limit.as_secs()),
+    }
+}
+
+fn named(messages: &[u8]) -> Result<Vec<(Artifact, PathBuf)>> {
+    let mut executables = Vec::new();
+    for message in Message::parse_stream(messages) {
+        let Message::CompilerArtifact(artifact) = message.context("cargo said something else than its messages")?
+        else {
+            continue;
+        };
+        if let Some(path) = artifact.executable.clone() {
+            executables.push((artifact, path.into_std_path_buf()));
+        }
+    }
+    Ok(executables)
 }
 
 /// What those list that run the suite of `inbox-conformance`.
@@ -65,20 +86,15 @@ pub(crate) fn suites(programs: &[Program]) -> Result<Vec<String>> {
     suites.map(list).collect()
 }
 
-/// The programs that cargo's messages name, those first that take longest: a suite on a broker, then tests of an adapter.
-fn built(messages: &[u8]) -> Result<Vec<Program>> {
+/// The test programs among them, those first that take longest: a suite on a broker, then tests of an adapter.
+fn tests(executables: Vec<(Artifact, PathBuf)>) -> Result<Vec<Program>> {
     let mut programs = Vec::new();
-    for message in Message::parse_stream(messages) {
-        let Message::CompilerArtifact(artifact) = message.context("cargo said something else than its messages")?
-        else {
-            continue;
-        };
-        let (true, Some(path)) = (artifact.profile.test, artifact.executable) else { continue };
+    for (artifact, path) in executables.into_iter().filter(|(artifact, _)| artifact.profile.test) {
         let folder = artifact.manifest_path.parent().map(|folder| PathBuf::from(folder.as_std_path()));
         let folder = folder.context("a manifest is in no folder")?;
         let package = folder.file_name().context("a package is in no folder")?.to_string_lossy();
         let name = format!("{package} {}", artifact.target.name);
-        programs.push(Program { name, target: artifact.target.name, path: path.into_std_path_buf(), folder });
+        programs.push(Program { name, target: artifact.target.name, path, folder });
     }
     programs.sort_by_key(|program| match program.target.as_str() {
         "conformance" => 0,
@@ -88,50 +104,24 @@ fn built(messages: &[u8]) -> Result<Vec<Program>> {
     Ok(programs)
 }
 
-/// Runs them all, whatever fails, and gives `show` what each said when it has ended; the numbers of all, and what failed.
+/// Runs them all one after the other, whatever fails, and gives `show` what each said when it has ended; the numbers of
+/// all, and what failed. A suite runs many cases at once by itself, and other tests look at the clock.
 pub(crate) fn run(
-    programs: Vec<Program>,
+    programs: &[Program],
     variables: &[(&'static str, String)],
     limit: Duration,
-    show: impl Fn(&str, &[u8]) + Sync,
+    show: impl Fn(&str, &[u8]),
 ) -> (Counts, Vec<String>) {
-    let (beside, alone): (Vec<_>, Vec<_>) = programs.into_iter().partition(|program| program.target == BESIDE.0);
-    let (mut counts, mut failed) = run_beside(beside, BESIDE.1, variables, limit, &show);
-    let (more, others) = run_beside(alone, 1, variables, limit, &show);
-    counts += more;
-    failed.extend(others);
+    let (mut counts, mut failed) = (Counts::default(), Vec::new());
+    for program in programs {
+        let begun = Instant::now();
+        let said = Collected::default();
+        let (more, note) = run_one(program, variables, limit, &said);
+        show(&format!("{} ({:.1} s)", program.name, begun.elapsed().as_secs_f64()), &said.bytes());
+        counts += more;
+        failed.extend(note.map(|note| format!("{}: {note}", program.name)));
+    }
     (counts, failed)
-}
-
-fn run_beside(
-    programs: Vec<Program>,
-    at_once: usize,
-    variables: &[(&'static str, String)],
-    limit: Duration,
-    show: &(impl Fn(&str, &[u8]) + Sync),
-) -> (Counts, Vec<String>) {
-    let queue = Mutex::new(VecDeque::from(programs));
-    let done = Mutex::new((Counts::default(), Vec::new()));
-    thread::scope(|scope| {
-        for _ in 0..at_once {
-            scope.spawn(|| {
-                while let Some(program) = next(&queue) {
-                    let begun = Instant::now();
-                    let said = Collected::default();
-                    let (counts, note) = run_one(&program, variables, limit, &said);
-                    show(&format!("{} ({:.1} s)", program.name, begun.elapsed().as_secs_f64()), &said.bytes());
-                    let mut done = lock(&done);
-                    done.0 += counts;
-                    done.1.extend(note.map(|note| format!("{}: {note}", program.name)));
-                }
-            });
-        }
-    });
-    done.into_inner().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn next(queue: &Mutex<VecDeque<Program>>) -> Option<Program> {
-    lock(queue).pop_front()
 }
 
 /// Runs one; why it failed, if it did.
@@ -189,6 +179,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
     use super::*;
 
     fn script(name: &str, script: &str) -> Program {
@@ -210,12 +202,12 @@ mod tests {
             script("hangs", "sleep 100"),
             script("asks", &format!("test \"$INBOX_TEST_X\" = url || exit 1; {}", result(4))),
         ];
-        let shown = Mutex::new(Vec::new());
+        let shown = RefCell::new(Vec::new());
         let variables = [("INBOX_TEST_X", "url".to_owned())];
-        let (counts, failed) = run(programs, &variables, Duration::from_secs(3), |name, said| {
-            lock(&shown).push(format!("{name}{}", String::from_utf8_lossy(said)));
+        let (counts, failed) = run(&programs, &variables, Duration::from_secs(3), |name, said| {
+            shown.borrow_mut().push(format!("{name}{}", String::from_utf8_lossy(said)));
         });
-        assert_eq!(lock(&shown).len(), 4, "{shown:?}");
+        assert_eq!(shown.borrow().len(), 4, "{shown:?}");
         assert_eq!(counts, Counts { passed: 9, failed: 2, skipped: 0 });
         assert_eq!(failed.len(), 2, "{failed:?}");
         assert!(failed.iter().any(|note| note.starts_with("dies: exit status: 3")), "{failed:?}");

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 
+use super::programs::MESSAGES;
+
 /// A step, by the name that `--only` takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Step {
@@ -43,8 +45,8 @@ pub(crate) enum Work {
     Services,
     /// Runs the checks of `tidy`, each counted.
     Tidy,
-    /// Builds test programs with the first command, which names them, and runs them beside each other; then runs the second
-    /// one. Counts the tests that they report.
+    /// Builds test programs with the first command, which names them, and runs them; then runs the second one.
+    /// Counts the tests that they report.
     Tests(Invocation, Invocation),
     /// Runs commands, each counted as one check.
     Commands(Vec<Invocation>),
@@ -53,7 +55,7 @@ pub(crate) enum Work {
 /// One run of cargo and how it has to end.
 #[derive(Debug, Clone)]
 pub(crate) struct Invocation {
-    /// The arguments; `$INBOX_TEST_KAFKA` at the start of one is replaced by what that variable is for tests.
+    /// The arguments of cargo; `$INBOX_TEST_KAFKA` at the start of one is replaced by what that variable is for tests.
     pub(crate) arguments: Vec<&'static str>,
     /// Variables for this run.
     pub(crate) variables: &'static [(&'static str, &'static str)],
@@ -61,11 +63,14 @@ pub(crate) struct Invocation {
     pub(crate) status: i32,
     /// When it is ended and has failed.
     pub(crate) limit: Duration,
+    /// The program that cargo would build and run. It is taken from the build of the whole workspace instead: with a
+    /// package's own features every broker's client would be compiled once more.
+    pub(crate) bin: Option<&'static str>,
 }
 
 impl Invocation {
     fn of(arguments: &[&'static str]) -> Self {
-        Self { arguments: arguments.to_vec(), variables: &[], status: 0, limit: minutes(30) }
+        Self { arguments: arguments.to_vec(), variables: &[], status: 0, limit: minutes(30), bin: None }
     }
 
     /// The command as a person would type it, after reading `target/services/env.sh`.
@@ -122,15 +127,10 @@ impl Step {
                 let arguments = ["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"];
                 one(Invocation::of(&arguments))
             }
-            Self::Tests => {
-                let named = ["--no-run", "--message-format=json-render-diagnostics"];
-                let mut build = Invocation::of(&["test", "--workspace", "--all-features"]);
-                build.arguments.extend(named);
-                Work::Tests(
-                    build,
-                    Invocation::of(&["test", "--workspace", "--all-features", "--doc", "--no-fail-fast"]),
-                )
-            }
+            Self::Tests => Work::Tests(
+                Invocation::of(&["test", "--workspace", "--all-features", "--no-run", MESSAGES]),
+                Invocation::of(&["test", "--workspace", "--all-features", "--doc", "--no-fail-fast"]),
+            ),
             Self::CompileFail => one(Invocation::of(&["test", "-p", "inbox-rs", "--test", "compile_fail"])),
             Self::Doc => one(Invocation {
                 variables: &[("RUSTDOCFLAGS", "-D warnings")],
@@ -148,6 +148,7 @@ impl Step {
                 on_servers(KAFKA, DIRECT, Some("--no-inbox"), 1),
                 on_servers(KAFKA, POOLED, Some("--processes"), 0),
                 on_servers("$INBOX_TEST_RABBITMQ", DIRECT, Some("--processes"), 0),
+                on_servers("$INBOX_TEST_REDIS", DIRECT, Some("--processes"), 0),
                 on_servers("$INBOX_TEST_SQS", DIRECT, Some("--processes"), 0),
                 on_servers("$INBOX_TEST_PUBSUB", DIRECT, Some("--processes"), 0),
             ]),
@@ -158,6 +159,7 @@ impl Step {
             Self::Faults => Work::Commands(vec![
                 faults(&["--short"], 0),
                 faults(&["--short", "--case", "kill", "--broker", "rabbitmq"], 0),
+                faults(&["--short", "--case", "kill", "--broker", "redis"], 0),
                 faults(&["--short", "--case", "kill", "--broker", "sqs"], 0),
                 faults(&["--short", "--case", "kill", "--broker", "pubsub"], 0),
                 faults(&["--short", "--case", "kill", "--broker", "sqlite", "--saboteur", "ack-first"], 1),
@@ -179,17 +181,23 @@ fn on_servers(broker: &'static str, store: &'static str, option: Option<&'static
     invocation
 }
 
-/// An example that needs servers. All have all features, so that they are one build.
+/// Builds every program of the workspace. With `--tests`, which are built already: without them dependencies would have
+/// fewer features, and be compiled again.
+pub(crate) fn build_bins() -> Invocation {
+    Invocation::of(&["build", "--workspace", "--all-features", "--bins", "--tests", MESSAGES])
+}
+
+/// An example that needs servers.
 fn example(name: &'static str, options: &[&'static str], status: i32) -> Invocation {
     let mut invocation = Invocation::of(&["run", "-p", "inbox-examples", "--all-features", "--bin", name, "--"]);
     invocation.arguments.extend(options);
-    Invocation { status, ..invocation }
+    Invocation { status, bin: Some(name), ..invocation }
 }
 
 fn faults(options: &[&'static str], status: i32) -> Invocation {
     let mut invocation = Invocation::of(&["run", "-p", "inbox-faults", "--"]);
     invocation.arguments.extend(options);
-    Invocation { status, ..invocation }
+    Invocation { status, bin: Some("faults"), ..invocation }
 }
 
 fn minutes(minutes: u64) -> Duration {

@@ -23,7 +23,7 @@ pub(crate) struct Verdict {
 
 /// A package whose dependencies stay free of some, with the arguments that choose its features.
 const TREES: &[(&str, &[&str], &[&str])] = &[
-    ("inbox-core", &["--all-features"], &["sqlx", "rdkafka", "tokio-postgres", "aws", "google", "lapin"]),
+    ("inbox-core", &["--all-features"], &["sqlx", "rdkafka", "tokio-postgres", "aws", "google", "lapin", "redis"]),
     // With the features of a bare machine.
     ("inbox-examples", &[], &["rdkafka", "aws", "google"]),
     ("inbox-kafka", &["--all-features"], &["sqlx"]),

@@ -38,6 +38,10 @@ impl Broker {
             let queue = format!("{}-{}", self.topic, group.unwrap_or(PUBLISHED));
             return format!("{broker}?queue={queue}&exchange={}&exchange_type=fanout&prefetch=100{query}", self.topic);
         }
+        if self.is_redis() {
+            let group = group.map(|group| format!("&group={group}")).unwrap_or_default();
+            return format!("{broker}?stream={}{group}&lease=2s{query}", self.topic);
+        }
         if self.is_sqs() {
             // Without a group: the queue by which it is counted what was published.
             let (region, group) = (broker.trim_end_matches('/'), group.unwrap_or(PUBLISHED));
@@ -62,6 +66,10 @@ impl Broker {
 
     fn is_rabbitmq(&self) -> bool {
         self.base.starts_with("rabbitmq") || self.base.starts_with("amqp")
+    }
+
+    fn is_redis(&self) -> bool {
+        self.base.starts_with("redis")
     }
 
     fn is_sqs(&self) -> bool {
@@ -102,6 +110,10 @@ impl Broker {
         if self.is_rabbitmq() {
             return inbox::rabbitmq::count_ready(&self.url(None)).await.context("count the exchange's messages");
         }
+        #[cfg(feature = "redis")]
+        if self.is_redis() {
+            return inbox::redis::count_entries(&self.url(None)).await.context("count the stream's messages");
+        }
         #[cfg(feature = "sqs")]
         if self.is_sqs() {
             return inbox::sqs::backlog(&self.url(None)).await.context("count the queue's messages");
@@ -135,6 +147,12 @@ impl Broker {
         #[cfg(feature = "rabbitmq")]
         if self.is_rabbitmq() {
             return self.queued(&self.url(Some(group))).await;
+        }
+        #[cfg(feature = "redis")]
+        if self.is_redis() {
+            let url = self.url(Some(group));
+            inbox::provision(&url).await.context("make the group")?;
+            return inbox::redis::backlog(&url).await.context("count the group's messages");
         }
         #[cfg(feature = "sqs")]
         if self.is_sqs() {

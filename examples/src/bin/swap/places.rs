@@ -22,9 +22,10 @@ struct Known {
     path: fn(&str) -> String,
 }
 
-const KNOWN: [Known; 4] = [
+const KNOWN: [Known; 5] = [
     Known { name: "kafka", variable: "INBOX_TEST_KAFKA", path: |run| format!("/swap-{run}?group=receipts") },
     Known { name: "rabbitmq", variable: "INBOX_TEST_RABBITMQ", path: |run| format!("?queue=swap-{run}") },
+    Known { name: "redis", variable: "INBOX_TEST_REDIS", path: |run| format!("?stream=swap-{run}&group=receipts") },
     Known { name: "sqs", variable: "INBOX_TEST_SQS", path: |run| format!("/swap-{run}") },
     Known {
         name: "pubsub",
