@@ -144,6 +144,13 @@ pub(crate) fn install_build_tools() -> Result<()> {
     packages::install(packages::BUILD, &folder.join("install.log"))
 }
 
+/// Installs what the clients of other languages in tests are run with, where it is missing.
+pub(crate) fn install_languages() -> Result<()> {
+    let folder = folder()?;
+    let _lock = lock(&folder)?;
+    packages::install(packages::PYTHON, &folder.join("install.log"))
+}
+
 /// Installs what the named services are run with, and starts nothing.
 pub(crate) fn install_for(names: &[&str]) -> Result<()> {
     let folder = folder()?;

@@ -4,7 +4,10 @@ use std::{path::Path, process::Command};
 
 use anyhow::{Context, Result, bail};
 
-use xtask::process::{is_root, on_path, run_logged};
+use xtask::{
+    process::{is_root, on_path, run_logged},
+    python::makes_environments,
+};
 
 /// Something that a build or a service needs.
 #[derive(Debug, Clone, Copy)]
@@ -23,6 +26,12 @@ pub(crate) const BUILD: &[Need] = &[
     Need { present: || on_path("pkg-config").is_some(), package: "pkg-config" },
     Need { present: || knows("openssl"), package: "libssl-dev" },
     Need { present: || knows("zlib"), package: "zlib1g-dev" },
+];
+
+/// What virtual environments of Python are made with.
+pub(crate) const PYTHON: &[Need] = &[
+    Need { present: || on_path("python3").is_some(), package: "python3" },
+    Need { present: makes_environments, package: "python3-venv" },
 ];
 
 /// Whether `pkg-config` knows a library.

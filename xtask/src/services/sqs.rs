@@ -3,42 +3,27 @@
 
 use std::{
     fs::{self, File},
-    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
 use anyhow::{Context, Result, bail};
 use xtask::{
-    process::{kill_tree, on_path, run_logged, tail, wait_until},
+    process::{kill_tree, tail, wait_until},
+    python,
     servers::{LIMIT, emptied, serves},
 };
 
-use super::{Service, Start, packages::Need, state::Running};
+use super::{Service, Start, packages::PYTHON, state::Running};
 
-const VERSION: &str = "5.2.5";
+const PACKAGES: &str = "moto[server]==5.2.5\n";
 const SERVER: &str = include_str!("moto_server.py");
 
 /// SQS as a service.
-pub(super) const SERVICE: Service = Service {
-    name: "sqs",
-    variable: "INBOX_TEST_SQS",
-    needs: &[
-        Need { present: || on_path("python3").is_some(), package: "python3" },
-        Need { present: makes_environments, package: "python3-venv" },
-    ],
-    start,
-    stop: "TERM",
-    clean: |_| Ok(()),
-};
-
-/// Whether Python can make virtual environments with `pip` in them; Debian has both in a package of their own.
-fn makes_environments() -> bool {
-    let output = Command::new("python3").args(["-c", "import venv, ensurepip"]).output();
-    output.is_ok_and(|output| output.status.success())
-}
+pub(super) const SERVICE: Service =
+    Service { name: "sqs", variable: "INBOX_TEST_SQS", needs: PYTHON, start, stop: "TERM", clean: |_| Ok(()) };
 
 fn start(with: &Start<'_>) -> Result<Running> {
-    let python = python(&with.folder.join("moto"))?;
+    let python = python::environment(&with.folder.join("moto"), PACKAGES)?;
     let port = with.port()?;
     let base = with.folder.join("sqs");
     emptied(&base)?;
@@ -65,23 +50,4 @@ fn start(with: &Start<'_>) -> Result<Running> {
     drop(std::thread::Builder::new().name("sqs".into()).spawn(move || child.wait()));
     let mark = server_file.display().to_string();
     Ok(Running { name: SERVICE.name.to_owned(), pid, port, mark, url: format!("sqs://127.0.0.1:{port}") })
-}
-
-/// The Python that has moto, installed unless this version is there.
-fn python(environment: &Path) -> Result<PathBuf> {
-    let python = environment.join("bin/python");
-    // Written last: without it the installation may be half done.
-    let marker = environment.join("complete");
-    if fs::read_to_string(&marker).is_ok_and(|version| version == VERSION) && python.is_file() {
-        return Ok(python);
-    }
-    eprintln!("sqs: installing moto {VERSION}");
-    emptied(environment)?;
-    let log = environment.join("install.log");
-    run_logged(Command::new("python3").args(["-m", "venv"]).arg(environment), &log)?;
-    let mut pip = Command::new(environment.join("bin/pip"));
-    pip.args(["install", "--disable-pip-version-check", "--no-input", &format!("moto[server]=={VERSION}")]);
-    run_logged(&mut pip, &log)?;
-    fs::write(&marker, VERSION).context("cannot write the marker of moto's installation")?;
-    Ok(python)
 }

@@ -183,6 +183,7 @@ impl Run {
     }
 
     fn tests(&self, build: &Invocation, doc: &Invocation) -> Result<(Counts, String)> {
+        services::install_languages()?;
         let build = self.without_what_is_left_out(build);
         eprintln!("$ {}", build.shown());
         let programs = programs::build(&mut self.command(&build)?, build.limit)?;
