@@ -36,8 +36,8 @@ pub(crate) enum Command {
 
 #[derive(Clone, Debug, ClapArgs)]
 pub(crate) struct RunArgs {
-    /// The broker; when not given, each that the harness starts itself. The others are given as to tests:
-    /// `cargo xtask services up`, then `. target/services/env.sh`.
+    /// The broker; when not given, Kafka and the queue in a file. SQS and Pub/Sub are given as to tests:
+    /// `cargo xtask services up`, then `. target/services/env.sh`; the harness starts the others itself.
     #[arg(long)]
     pub(crate) broker: Option<Broker>,
     /// The store; every one when not given.
@@ -79,7 +79,8 @@ pub(crate) struct SoakArgs {
     pub(crate) minutes: u32,
 }
 
-/// Brokers. Kafka and the queue in a file are the harness's own; the others are those of `cargo xtask services up`.
+/// Brokers. Kafka, RabbitMQ and the queue in a file are the harness's own; the others, which keep everything in memory, are
+/// those of `cargo xtask services up`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Broker {
     Kafka,
@@ -94,8 +95,7 @@ impl Broker {
     /// The variable that says where it is, if the harness has none of its own.
     pub(crate) fn variable(self) -> Option<&'static str> {
         match self {
-            Self::Kafka | Self::Sqlite => None,
-            Self::Rabbitmq => Some("INBOX_TEST_RABBITMQ"),
+            Self::Kafka | Self::Sqlite | Self::Rabbitmq => None,
             Self::Redis => Some("INBOX_TEST_REDIS"),
             Self::Sqs => Some("INBOX_TEST_SQS"),
             Self::Pubsub => Some("INBOX_TEST_PUBSUB"),
@@ -105,6 +105,12 @@ impl Broker {
     /// Whether the later messages of a key wait when a consumer dies that holds earlier ones.
     pub(crate) fn keeps_order(self) -> bool {
         matches!(self, Self::Kafka | Self::Sqlite)
+    }
+
+    /// How long a delivery is left with a consumer that is silent, where the harness says it to the broker and nothing
+    /// else ends it.
+    pub(crate) fn lease(self) -> Duration {
+        Duration::from_secs(if matches!(self, Self::Redis | Self::Sqs) { 4 } else { 10 })
     }
 
     /// How long a frozen process stays so: beyond the session, the lease or the heartbeat.
@@ -164,6 +170,12 @@ pub(crate) struct ChildArgs {
     /// The payment whose handler never ends.
     #[arg(long)]
     pub(crate) stuck: Option<i64>,
+    /// Each payment of which this is a divisor takes longer.
+    #[arg(long)]
+    pub(crate) slow_every: Option<i64>,
+    /// By how much, in milliseconds.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) slow_ms: u64,
     /// The shutdown timeout, in seconds.
     #[arg(long, default_value_t = 10)]
     pub(crate) shutdown: u64,

@@ -71,6 +71,8 @@ struct Effect {
     instance: String,
     pause: Duration,
     stuck: Option<i64>,
+    /// A divisor, and how much longer its payments take.
+    slow: Option<(i64, Duration)>,
     calls: Arc<AtomicU64>,
 }
 
@@ -80,6 +82,11 @@ impl Effect {
         if self.stuck == Some(payment) {
             say("stuck");
             std::future::pending::<()>().await;
+        }
+        if let Some((every, longer)) = self.slow
+            && payment.checked_rem(every) == Some(0)
+        {
+            tokio::time::sleep(longer).await;
         }
         if !self.pause.is_zero() {
             tokio::time::sleep(self.pause).await;
@@ -152,6 +159,7 @@ async fn consume<S: Books>(args: &ChildArgs, store: S) -> anyhow::Result<()> {
         instance: args.instance.clone(),
         pause: Duration::from_micros(args.handler_us),
         stuck: args.stuck,
+        slow: args.slow_every.map(|every| (every, Duration::from_millis(args.slow_ms))),
         calls: Arc::clone(&calls),
     };
     say("ready");

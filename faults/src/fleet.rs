@@ -25,9 +25,10 @@ use tokio::{
 pub(crate) struct Said {
     pub(crate) received: AtomicU64,
     pub(crate) acked: AtomicU64,
-    pub(crate) lost: AtomicU64,
-    pub(crate) released: AtomicU64,
     pub(crate) calls: AtomicU64,
+    /// Deliveries that had the id of another one in the same receive.
+    pub(crate) copies: AtomicU64,
+    held: AtomicU64,
     pub(crate) stuck: AtomicBool,
     ready: AtomicBool,
     last_ack: Mutex<Option<Instant>>,
@@ -41,13 +42,20 @@ impl Said {
         match word {
             "ready" => self.ready.store(true, Ordering::SeqCst),
             "stuck" => self.stuck.store(true, Ordering::SeqCst),
-            "r" => drop(self.received.fetch_add(number(), Ordering::SeqCst)),
-            "x" => drop(self.released.fetch_add(number(), Ordering::SeqCst)),
+            "r" => {
+                self.received.fetch_add(number(), Ordering::SeqCst);
+                self.copies.fetch_add(number(), Ordering::SeqCst);
+                self.held.store(number(), Ordering::SeqCst);
+            }
+            "x" => {
+                number();
+                self.held.store(number(), Ordering::SeqCst);
+            }
             "a" => {
-                let acked = number();
+                let (acked, _lost) = (number(), number());
                 self.acked.fetch_add(acked, Ordering::SeqCst);
-                self.lost.fetch_add(number(), Ordering::SeqCst);
                 self.calls.store(number(), Ordering::SeqCst);
+                self.held.store(number(), Ordering::SeqCst);
                 if acked > 0 {
                     *self.last_ack.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
                 }
@@ -57,10 +65,9 @@ impl Said {
         }
     }
 
-    /// Deliveries that it has and has not settled. Receipts dropped with a lost session count as held.
+    /// Deliveries that it has and has not settled, and that were not lost with a session, when it last spoke.
     pub(crate) fn in_flight(&self) -> u64 {
-        let settled = [&self.acked, &self.lost, &self.released].map(|count| count.load(Ordering::SeqCst)).iter().sum();
-        self.received.load(Ordering::SeqCst).saturating_sub(settled)
+        self.held.load(Ordering::SeqCst)
     }
 
     pub(crate) fn acked(&self) -> u64 {

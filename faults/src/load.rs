@@ -1,6 +1,10 @@
 //! What is published: payments in an order of their own within each account, some of them twice.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    ops::Range,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use anyhow::bail;
 use inbox::{Message, Publisher};
@@ -48,6 +52,22 @@ impl Load {
         Self { payments, order: order.into_iter().map(|(_, at)| at).collect() }
     }
 
+    /// The same payments, each published twice in a row.
+    pub(crate) fn in_twins(mut self) -> Self {
+        self.order = (0..self.payments.len()).flat_map(|payment| [payment; 2]).collect();
+        self
+    }
+
+    /// Lets these payments be published once more, behind everything else.
+    pub(crate) fn again(&mut self, payments: &[usize]) {
+        self.order.extend(payments);
+    }
+
+    /// Which payment each message is of, in the order of publishing.
+    pub(crate) fn order(&self) -> &[usize] {
+        &self.order
+    }
+
     /// How many payments there are.
     pub(crate) fn payments(&self) -> usize {
         self.payments.len()
@@ -69,17 +89,22 @@ impl Load {
         Ok(Message::new(serde_json::to_vec(payment)?.into()).id(id.to_string()).kind(KIND).key(payment.account.clone()))
     }
 
-    /// Publishes a part of it, in order, each until it is confirmed.
+    /// Publishes a part of it, in order, each until it is confirmed: so many at once, with a pause behind them. When the
+    /// attempt began that was confirmed, for each.
     pub(crate) async fn publish(
         &self,
         publisher: &Arc<dyn Publisher>,
-        part: std::ops::Range<usize>,
-    ) -> anyhow::Result<()> {
-        for start in part.clone().step_by(500) {
-            let mut left: Vec<usize> = (start..(start + 500).min(part.end)).collect();
+        part: Range<usize>,
+        (at_once, rest): (usize, Duration),
+    ) -> anyhow::Result<Vec<Instant>> {
+        let mut sent = vec![Instant::now(); part.len()];
+        for start in part.clone().step_by(at_once) {
+            let mut left: Vec<usize> = (start..(start + at_once).min(part.end)).collect();
             for attempt in 0.. {
                 let messages = left.iter().map(|at| self.message(*at)).collect::<anyhow::Result<Vec<_>>>()?;
+                let began = Instant::now();
                 let confirmed = publisher.publish(messages).await;
+                left.iter().for_each(|at| sent[at - part.start] = began);
                 left = left.into_iter().zip(&confirmed).filter(|(_, done)| done.is_err()).map(|(at, _)| at).collect();
                 if left.is_empty() {
                     break;
@@ -89,8 +114,9 @@ impl Load {
                 }
                 tokio::time::sleep(Duration::from_millis(200)).await;
             }
+            tokio::time::sleep(rest).await;
         }
-        Ok(())
+        Ok(sent)
     }
 }
 

@@ -40,7 +40,8 @@ use crate::{
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let log = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "error".into());
+    // lapin calls each connection that breaks an error, and here that is what is wanted.
+    let log = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "error,lapin=off".into());
     tracing_subscriber::fmt().with_env_filter(log).with_writer(std::io::stderr).init();
     let args = Args::parse();
     let done = match &args.command {

@@ -1,4 +1,4 @@
-//! A TCP proxy between a consumer and a server: passes, holds everything back, or cuts the answer to a COMMIT.
+//! A TCP proxy between a consumer and a server: passes, holds everything back, cuts connections or the answer to a COMMIT.
 
 use std::sync::{
     Arc,
@@ -34,6 +34,8 @@ pub(crate) struct Proxy {
     port: u16,
     mode: watch::Sender<Mode>,
     cuts: Arc<AtomicU64>,
+    /// Each connection listens while it lives: a change ends it.
+    ends: watch::Sender<()>,
 }
 
 /// COMMIT as a simple query of PostgreSQL's protocol.
@@ -47,13 +49,21 @@ impl Proxy {
         let (mode, seen) = watch::channel(Mode::Pass);
         let cuts = Arc::new(AtomicU64::new(0));
         let (counted, commits) = (Arc::clone(&cuts), Arc::new(AtomicU64::new(0)));
+        let ends = watch::Sender::new(());
+        let end = ends.clone();
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let link = Link { mode: seen.clone(), cuts: Arc::clone(&counted), commits: Arc::clone(&commits) };
-                tokio::spawn(link.serve(client, target));
+                let mut end = end.subscribe();
+                tokio::spawn(async move {
+                    tokio::select! {
+                        () = link.serve(client, target) => {}
+                        _ = end.changed() => {}
+                    }
+                });
             }
         });
-        Ok(Self { port, mode, cuts })
+        Ok(Self { port, mode, cuts, ends })
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -62,6 +72,13 @@ impl Proxy {
 
     pub(crate) fn set(&self, mode: Mode) {
         self.mode.send_replace(mode);
+    }
+
+    /// Cuts all connections, as a router that is restarted does; how many there were. New ones are let in.
+    pub(crate) fn cut(&self) -> usize {
+        let connections = self.ends.receiver_count();
+        self.ends.send_replace(());
+        connections
     }
 
     /// How many COMMITs were cut.
@@ -169,6 +186,18 @@ mod tests {
         let mut answer = [0; 3];
         stream.read_exact(&mut answer).await.expect("what was held back");
         assert_eq!(&answer, b"two");
+    }
+
+    #[tokio::test]
+    async fn connections_are_cut_and_new_ones_let_in() {
+        let proxy = Proxy::start(0, echo().await).await.expect("a proxy");
+        assert_eq!(proxy.cut(), 0);
+        for _ in 0..2 {
+            let mut stream = TcpStream::connect(("127.0.0.1", proxy.port())).await.expect("connects");
+            assert_eq!(ask(&mut stream, b"one").await.as_deref(), Some(&b"one"[..]));
+            assert_eq!(proxy.cut(), 1);
+            assert_eq!(ask(&mut stream, b"two").await, None);
+        }
     }
 
     #[tokio::test]

@@ -1,6 +1,7 @@
 //! The servers of a run, which cases stop, start and cut.
 
 use std::{
+    collections::HashMap,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -17,10 +18,14 @@ use xtask::{
         LIMIT, free_port,
         kafka::{Node, Proxied},
         postgres::{Cluster, Stop},
+        rabbitmq,
     },
 };
 
-use crate::proxy::Proxy;
+use crate::{args::Broker, proxy::Proxy};
+
+/// How every server of this machine is named in URLs, with a port behind it.
+pub(crate) const LOCAL: &str = "127.0.0.1:";
 
 /// PostgreSQL and a proxy before it.
 #[derive(Debug)]
@@ -114,6 +119,40 @@ impl Drop for Kafka {
     }
 }
 
+/// RabbitMQ.
+#[derive(Debug)]
+pub(crate) struct RabbitMq {
+    pub(crate) node: rabbitmq::Node,
+    folder: PathBuf,
+    pid: u32,
+}
+
+impl RabbitMq {
+    fn make(folder: PathBuf) -> anyhow::Result<Self> {
+        let node = block_in_place(|| rabbitmq::Node::make(&folder, free_port()?))?;
+        let pid = block_in_place(|| node.start())?;
+        Ok(Self { node, folder, pid })
+    }
+
+    /// Runs `rabbitmqctl`.
+    pub(crate) fn control(&self, arguments: &[&str]) -> anyhow::Result<()> {
+        block_in_place(|| self.node.control(arguments))
+    }
+
+    fn runs(&self) -> bool {
+        !gone(self.pid, &self.node.mark())
+    }
+}
+
+impl Drop for RabbitMq {
+    fn drop(&mut self) {
+        if self.runs() {
+            drop(self.node.stop(self.pid, true));
+        }
+        drop(rabbitmq::end_epmd(&self.folder));
+    }
+}
+
 /// What a run has started so far; each server when it is first asked for.
 #[derive(Debug)]
 pub(crate) struct Servers {
@@ -121,6 +160,9 @@ pub(crate) struct Servers {
     downloads: PathBuf,
     postgres: Option<Postgres>,
     kafka: Option<Kafka>,
+    rabbitmq: Option<RabbitMq>,
+    /// Proxies before brokers but Kafka, by the broker's port.
+    proxies: HashMap<u16, Proxy>,
 }
 
 impl Servers {
@@ -131,6 +173,8 @@ impl Servers {
             downloads: target.join("services"),
             postgres: None,
             kafka: None,
+            rabbitmq: None,
+            proxies: HashMap::new(),
         }
     }
 
@@ -147,6 +191,9 @@ impl Servers {
         }
         if let Some(kafka) = self.kafka.as_mut().filter(|kafka| !kafka.runs()) {
             kafka.start().context("start Kafka again")?;
+        }
+        if let Some(rabbitmq) = self.rabbitmq.as_mut().filter(|rabbitmq| !rabbitmq.runs()) {
+            rabbitmq.pid = block_in_place(|| rabbitmq.node.start()).context("start RabbitMQ again")?;
         }
         Ok(())
     }
@@ -168,11 +215,65 @@ impl Servers {
         }
         self.kafka.as_mut().context("Kafka was started just now")
     }
+
+    pub(crate) fn rabbitmq(&mut self) -> anyhow::Result<&mut RabbitMq> {
+        if self.rabbitmq.is_none() {
+            let folder = self.folder()?.join("rabbitmq");
+            self.rabbitmq = Some(RabbitMq::make(folder).context("start RabbitMQ")?);
+        }
+        self.rabbitmq.as_mut().context("RabbitMQ was started just now")
+    }
+
+    /// The port of a proxy before a broker of this machine.
+    pub(crate) async fn proxy_before(&mut self, port: u16) -> anyhow::Result<u16> {
+        if let Some(proxy) = self.proxies.get(&port) {
+            return Ok(proxy.port());
+        }
+        let proxy = Proxy::start(0, port).await?;
+        Ok(self.proxies.entry(port).or_insert(proxy).port())
+    }
+
+    /// The proxy before the broker of a URL that goes by it.
+    pub(crate) async fn proxy_of(&mut self, broker: Broker, url: &str) -> anyhow::Result<&Proxy> {
+        match broker {
+            Broker::Kafka => Ok(&self.kafka().await?.proxy),
+            Broker::Sqlite => bail!("no proxy stands before a file"),
+            Broker::Rabbitmq | Broker::Sqs | Broker::Pubsub => {
+                let proxy = self.proxies.values().find(|proxy| url.contains(&format!("{LOCAL}{}", proxy.port())));
+                proxy.context("no proxy stands before this broker")
+            }
+        }
+    }
+
+    /// Ends the harness's own broker, and waits for that: as an operator does, or by SIGKILL.
+    pub(crate) async fn stop_broker(&mut self, broker: Broker, kill: bool) -> anyhow::Result<()> {
+        match broker {
+            Broker::Kafka => self.kafka().await?.stop(if kill { Signal::SIGKILL } else { Signal::SIGTERM }),
+            Broker::Rabbitmq => {
+                let rabbitmq = self.rabbitmq()?;
+                block_in_place(|| rabbitmq.node.stop(rabbitmq.pid, kill))
+            }
+            _ => bail!("this broker is not the harness's own"),
+        }
+    }
+
+    /// Starts it again on the data that is there.
+    pub(crate) async fn start_broker(&mut self, broker: Broker) -> anyhow::Result<()> {
+        match broker {
+            Broker::Kafka => self.kafka().await?.start(),
+            Broker::Rabbitmq => {
+                let rabbitmq = self.rabbitmq()?;
+                rabbitmq.pid = block_in_place(|| rabbitmq.node.start())?;
+                Ok(())
+            }
+            _ => bail!("this broker is not the harness's own"),
+        }
+    }
 }
 
 impl Drop for Servers {
     fn drop(&mut self) {
-        drop((self.postgres.take(), self.kafka.take()));
+        drop((self.postgres.take(), self.kafka.take(), self.rabbitmq.take()));
         drop(std::fs::remove_dir_all(&self.folder));
     }
 }

@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use tokio::task::JoinHandle;
 
 use crate::{
     args::{Broker, RunArgs, Saboteur, Store},
@@ -34,8 +35,9 @@ impl Context {
     /// How many messages: as told, or so many that a fault of this length meets consumers at work.
     pub(crate) fn messages(&self, long: u32, short: u32) -> u32 {
         let usual = if self.args.short { short } else { long };
-        // One writer: a tenth is as much work.
+        // One writer: a tenth is as much work. And what stands in for SQS looks at its whole queue for each message.
         let usual = if self.pair.store == Store::Sqlite { usual / 8 } else { usual };
+        let usual = if self.pair.broker == Broker::Sqs { usual / 5 } else { usual };
         self.args.messages.unwrap_or(usual)
     }
 }
@@ -57,6 +59,8 @@ pub(crate) struct Setup {
     pub(crate) partitions: u32,
     /// How much of the load is published before the first consumer starts.
     pub(crate) published_before: f64,
+    /// Each message is published twice in a row.
+    pub(crate) twins: bool,
 }
 
 impl Setup {
@@ -71,6 +75,7 @@ impl Setup {
             shutdown_seconds: 10,
             partitions: 8,
             published_before: 1.0,
+            twins: false,
         }
     }
 }
@@ -96,6 +101,7 @@ struct Totals {
     received: u64,
     acked: u64,
     calls: u64,
+    copies: u64,
 }
 
 impl Totals {
@@ -103,6 +109,18 @@ impl Totals {
         self.received += said.received.load(Ordering::SeqCst);
         self.acked += said.acked();
         self.calls += said.calls.load(Ordering::SeqCst);
+        self.copies += said.copies.load(Ordering::SeqCst);
+    }
+}
+
+/// Publishes while other things happen.
+#[derive(Debug)]
+pub(crate) struct Beside(JoinHandle<anyhow::Result<Vec<Instant>>>);
+
+impl Beside {
+    /// Waits until all is confirmed: when the attempt began that was, for each message.
+    pub(crate) async fn confirmed(self) -> anyhow::Result<Vec<Instant>> {
+        self.0.await.context("publish")?
     }
 }
 
@@ -116,6 +134,7 @@ impl Stage {
     /// The same on a scene that is there.
     pub(crate) async fn on(context: &mut Context, setup: Setup, scene: Scene) -> anyhow::Result<Self> {
         let load = Load::new(setup.messages, &mut context.rng);
+        let load = if setup.twins { load.in_twins() } else { load };
         let mut stage = Self {
             scene,
             load,
@@ -136,9 +155,53 @@ impl Stage {
     /// Publishes up to this message.
     pub(crate) async fn publish(&mut self, until: usize) -> anyhow::Result<()> {
         let publisher = self.scene.publisher().await?;
-        self.load.publish(&publisher, self.published..until).await?;
+        self.load.publish(&publisher, self.published..until, (500, Duration::ZERO)).await?;
         self.published = until;
         publisher.close(Duration::from_secs(10)).await?;
+        Ok(())
+    }
+
+    /// Publishes what is left, a hundred messages and a pause at a time, while other things happen; and from which message
+    /// on that is.
+    pub(crate) async fn publish_beside(&mut self, rest: Duration) -> anyhow::Result<(usize, Beside)> {
+        let publisher = self.scene.publisher().await?;
+        let (load, part) = (self.load.clone(), self.published..self.load.published());
+        self.published = part.end;
+        let first = part.start;
+        let work = async move {
+            let sent = load.publish(&publisher, part, (100, rest)).await?;
+            publisher.close(Duration::from_secs(10)).await?;
+            Ok(sent)
+        };
+        Ok((first, Beside(tokio::spawn(work))))
+    }
+
+    /// Whether consumers that start from now on come by the broker's proxy.
+    pub(crate) fn come_by_proxy(&mut self, does: bool) {
+        self.setup.broker_by_proxy = does;
+    }
+
+    /// Whether anybody has work in flight.
+    pub(crate) fn is_at_work(&self) -> bool {
+        self.consumers.iter().flatten().any(|consumer| consumer.said.in_flight() > 0)
+    }
+
+    /// Waits until the broker has nothing left and no more effects come.
+    pub(crate) async fn quiet(&mut self) -> anyhow::Result<()> {
+        // Longer than a consumer takes for what it holds at most.
+        const QUIET: Duration = Duration::from_millis(2_500);
+        let (mut seen, mut since, began) = (-1, Instant::now(), Instant::now());
+        while since.elapsed() < QUIET {
+            let effects = self.scene.effects().await?;
+            if effects != seen || self.scene.lag().await? > 0 {
+                (seen, since) = (effects, Instant::now());
+            }
+            if began.elapsed() > PATIENCE {
+                bail!("work does not end within {PATIENCE:?}");
+            }
+            self.all_run()?;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
         Ok(())
     }
 
@@ -289,10 +352,17 @@ impl Stage {
                 self.outcome.broken.push(format!("{error:#}"));
             }
         }
+        if self.scene.pair.broker == Broker::Rabbitmq {
+            // The queue hears a moment later that its consumers have gone; then what they held would be in it again.
+            tokio::time::sleep(Duration::from_millis(250)).await;
+        }
         self.outcome.lag = self.scene.lag().await?;
         let ids = self.load.ids();
         self.scene.audit(&ids, &mut self.outcome).await?;
         (self.outcome.received, self.outcome.calls) = (self.past.received, self.past.calls);
+        if self.setup.twins {
+            self.outcome.counted = self.past.copies;
+        }
         self.outcome.seconds = self.began.elapsed().as_secs_f64();
         self.outcome.judge(keeps_order && self.scene.pair.broker.keeps_order());
         Ok(self.outcome)

@@ -1,9 +1,10 @@
 //! A transport that says what passes through it.
 
 use std::{
+    collections::{HashMap, HashSet},
     io::Write as _,
     sync::{
-        Arc, Weak,
+        Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -30,6 +31,8 @@ pub(crate) struct Watched<T> {
     inner: T,
     /// How often handlers were called: said with each acknowledgement.
     calls: Arc<AtomicU64>,
+    /// What is not settled, by session and token.
+    held: Mutex<HashMap<(u64, u64), Session>>,
     /// The saboteur: acknowledges at once what it receives.
     ack_first: bool,
 }
@@ -42,12 +45,32 @@ impl ReceiptOwner for Nobody {
 
 impl<T: Transport> Watched<T> {
     pub(crate) fn new(inner: T, calls: Arc<AtomicU64>, ack_first: bool) -> Self {
-        Self { inner, calls, ack_first }
+        Self { inner, calls, held: Mutex::default(), ack_first }
     }
 
-    fn settled(&self, acked: usize, lost: usize) {
-        say(&format!("a {acked} {lost} {}", self.calls.load(Ordering::SeqCst)));
+    /// How much is in flight after a change; what was lost with a session is not.
+    fn held(&self, change: impl FnOnce(&mut HashMap<(u64, u64), Session>)) -> usize {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut held);
+        held.retain(|_, session| !session.is_lost());
+        held.len()
     }
+
+    fn settled(&self, acked: usize, lost: usize, receipts: &[(u64, u64)]) {
+        let held = self.held(|held| receipts.iter().for_each(|receipt| drop(held.remove(receipt))));
+        say(&format!("a {acked} {lost} {} {held}", self.calls.load(Ordering::SeqCst)));
+    }
+}
+
+/// What tells a receipt from all others.
+fn name(receipt: &Receipt) -> (u64, u64) {
+    (receipt.session().id(), receipt.token())
+}
+
+/// How many deliveries have the id of another one beside them.
+fn copies(deliveries: &[Delivery]) -> usize {
+    let ids: HashSet<_> = deliveries.iter().filter_map(|delivery| delivery.message.id.as_ref()).collect();
+    deliveries.len() - ids.len()
 }
 
 #[async_trait]
@@ -58,7 +81,11 @@ impl<T: Transport> Transport for Watched<T> {
 
     async fn receive(&self, capacity: Capacity) -> Result<Vec<Delivery>, TransportError> {
         let mut deliveries = self.inner.receive(capacity).await?;
-        say(&format!("r {}", deliveries.len()));
+        let held = self.held(|held| {
+            let received = deliveries.iter().map(|delivery| &delivery.receipt);
+            held.extend(received.map(|receipt| (name(receipt), receipt.session().clone())));
+        });
+        say(&format!("r {} {} {held}", deliveries.len(), copies(&deliveries)));
         if self.ack_first {
             let mut receipts = Vec::new();
             for delivery in &mut deliveries {
@@ -72,21 +99,23 @@ impl<T: Transport> Transport for Watched<T> {
 
     async fn ack(&self, receipts: Vec<Receipt>) -> Result<Acked, TransportError> {
         let all = receipts.len();
+        let names: Vec<_> = receipts.iter().map(name).collect();
         if self.ack_first {
             drop(receipts);
-            self.settled(all, 0);
+            self.settled(all, 0, &names);
             return Ok(Acked { acked: all, lost: 0 });
         }
         let acked = self.inner.ack(receipts).await;
         match &acked {
-            Ok(Acked { acked, lost }) => self.settled(*acked, *lost),
-            Err(_) => self.settled(0, all),
+            Ok(Acked { acked, lost }) => self.settled(*acked, *lost, &names),
+            Err(_) => self.settled(0, all, &names),
         }
         acked
     }
 
     async fn release(&self, receipts: Vec<Receipt>) -> Result<(), TransportError> {
-        say(&format!("x {}", receipts.len()));
+        let held = self.held(|held| receipts.iter().for_each(|receipt| drop(held.remove(&name(receipt)))));
+        say(&format!("x {} {held}", receipts.len()));
         self.inner.release(receipts).await
     }
 

@@ -18,7 +18,7 @@ use uuid::Uuid;
 use crate::{
     args::{Broker, Store},
     outcome::{Outcome, Pair},
-    servers::Servers,
+    servers::{LOCAL, Servers},
 };
 
 /// Which store a URL is of.
@@ -40,14 +40,22 @@ fn queue(broker: Broker, name: &str) -> anyhow::Result<String> {
     })?;
     let (base, given) = base.split_once('?').unwrap_or((&base, ""));
     let base = base.trim_end_matches('/');
+    let lease = broker.lease().as_secs();
     let url = match broker {
-        Broker::Rabbitmq => format!("{base}?queue=faults-{name}&heartbeat=5s"),
-        Broker::Redis => format!("{base}?stream=faults-{name}&group=faults&lease=4s"),
-        Broker::Sqs => format!("{base}/faults-{name}?lease=4s&wait=1s"),
+        Broker::Redis => format!("{base}?stream=faults-{name}&group=faults&lease={lease}s"),
+        Broker::Sqs => format!("{base}/faults-{name}?lease={lease}s&wait=1s"),
         // Not in order: the emulator has a thread for each key of an ordered subscription.
-        _ => format!("{base}/faults-{name}-group?topic=faults-{name}&lease=10s&ordering=false"),
+        _ => format!("{base}/faults-{name}-group?topic=faults-{name}&lease={lease}s&ordering=false"),
     };
     Ok(if given.is_empty() { url } else { format!("{url}&{given}") })
+}
+
+/// A URL by a proxy; itself, where the server is not on this machine.
+async fn by_proxy(servers: &mut Servers, url: &str) -> anyhow::Result<String> {
+    let Some((before, behind)) = url.split_once(LOCAL) else { return Ok(url.to_owned()) };
+    let end = behind.find(|c: char| !c.is_ascii_digit()).unwrap_or(behind.len());
+    let port = servers.proxy_before(behind[..end].parse()?).await?;
+    Ok(format!("{before}{LOCAL}{port}{}", &behind[end..]))
 }
 
 /// URLs of one round.
@@ -89,9 +97,16 @@ impl Scene {
                 let url = format!("sqlite:{}/{name}-queue.db/faults?group=faults", folder.display());
                 (url.clone(), url)
             }
-            Broker::Rabbitmq | Broker::Redis | Broker::Sqs | Broker::Pubsub => {
+            Broker::Rabbitmq => {
+                let base = servers.rabbitmq()?.node.url();
+                let url = format!("{base}?queue=faults-{name}&heartbeat=5s");
+                let by_proxy = by_proxy(servers, &url).await?;
+                (url, by_proxy)
+            }
+            Broker::Redis | Broker::Sqs | Broker::Pubsub => {
                 let url = queue(pair.broker, &name)?;
-                (url.clone(), url)
+                let by_proxy = by_proxy(servers, &url).await?;
+                (url, by_proxy)
             }
         };
         let (store, store_by_proxy) = match pair.store {
@@ -121,7 +136,7 @@ impl Scene {
     }
 
     async fn open(&self) -> anyhow::Result<()> {
-        inbox::provision(&self.topic).await.context("make the topic")?;
+        self.provision().await?;
         // A group exists before the first message, so that its backlog is known.
         self.lag().await.context("look at the group")?;
         match self.pair.store {
@@ -165,7 +180,12 @@ impl Scene {
         inbox::publisher(&self.topic).await.context("connect the publisher")
     }
 
-    /// What the group has not acknowledged.
+    /// Makes topic and group unless they are there.
+    pub(crate) async fn provision(&self) -> anyhow::Result<()> {
+        inbox::provision(&self.topic).await.context("make the topic")
+    }
+
+    /// What the group has not acknowledged; of RabbitMQ, what no consumer holds.
     pub(crate) async fn lag(&self) -> anyhow::Result<i64> {
         Ok(match self.pair.broker {
             Broker::Kafka => inbox::kafka::group_lag(&self.topic).await?,
@@ -199,6 +219,14 @@ impl Scene {
                 count
             }
         })
+    }
+
+    /// The payments among the first `count` that have no effect.
+    pub(crate) async fn missing(&self, count: usize) -> anyhow::Result<Vec<usize>> {
+        let books = self.books().await?;
+        let there: HashSet<i64> = books.effects.iter().map(|(payment, ..)| *payment).collect();
+        let has_none = |payment: &usize| !i64::try_from(*payment).is_ok_and(|payment| there.contains(&payment));
+        Ok((0..count).filter(has_none).collect())
     }
 
     /// Compares what is there with what was published: `ids` are those of the payments, by number.

@@ -15,7 +15,12 @@ pub(crate) struct Options {
 
 /// Runs it; its exit status.
 pub(crate) fn run(options: &Options) -> Result<u8> {
-    services::install_for(&["postgres", "kafka"])?;
+    let mut needed = vec!["postgres", "kafka"];
+    // Its own node needs what the service needs.
+    if options.arguments.iter().any(|argument| argument.ends_with("rabbitmq")) {
+        needed.push("rabbitmq");
+    }
+    services::install_for(&needed)?;
     let mut command = workspace::cargo();
     command.args(["run", "--quiet", "-p", "inbox-faults", "--"]).args(&options.arguments);
     let status = command.status().context("cannot run cargo")?;

@@ -5,6 +5,8 @@ mod crash;
 mod database;
 mod disk;
 mod network;
+mod queue;
+mod rabbitmq;
 mod stopping;
 
 use crate::{
@@ -27,18 +29,24 @@ pub(crate) enum Case {
     CommitCut,
     CommitLost,
     DiskFull,
-    KafkaStop,
-    KafkaCrash,
+    BrokerStop,
+    BrokerCrash,
+    ConnectionsClosed,
+    ChannelClosed,
+    QueueRemade,
     Partitions,
     Aborted,
+    ConnectionsCut,
     BlackHoleBroker,
     BlackHoleStore,
+    LeaseOut,
+    SameBatch,
     GracefulStop,
     StuckHandler,
 }
 
 impl Case {
-    pub(crate) const ALL: [Self; 25] = [
+    pub(crate) const ALL: [Self; 31] = [
         Self::Kill,
         Self::KillAt('a'),
         Self::KillAt('b'),
@@ -56,12 +64,18 @@ impl Case {
         Self::CommitCut,
         Self::CommitLost,
         Self::DiskFull,
-        Self::KafkaStop,
-        Self::KafkaCrash,
+        Self::BrokerStop,
+        Self::BrokerCrash,
+        Self::ConnectionsClosed,
+        Self::ChannelClosed,
+        Self::QueueRemade,
         Self::Partitions,
         Self::Aborted,
+        Self::ConnectionsCut,
         Self::BlackHoleBroker,
         Self::BlackHoleStore,
+        Self::LeaseOut,
+        Self::SameBatch,
         Self::GracefulStop,
         Self::StuckHandler,
     ];
@@ -80,12 +94,18 @@ impl Case {
             Self::CommitCut => "commit-cut".into(),
             Self::CommitLost => "commit-lost".into(),
             Self::DiskFull => "disk-full".into(),
-            Self::KafkaStop => "kafka-stop".into(),
-            Self::KafkaCrash => "kafka-crash".into(),
+            Self::BrokerStop => "broker-stop".into(),
+            Self::BrokerCrash => "broker-crash".into(),
+            Self::ConnectionsClosed => "connections-closed".into(),
+            Self::ChannelClosed => "channel-closed".into(),
+            Self::QueueRemade => "queue-remade".into(),
             Self::Partitions => "partitions-added".into(),
             Self::Aborted => "aborted-transactions".into(),
+            Self::ConnectionsCut => "connections-cut".into(),
             Self::BlackHoleBroker => "black-hole-broker".into(),
             Self::BlackHoleStore => "black-hole-store".into(),
+            Self::LeaseOut => "lease-out".into(),
+            Self::SameBatch => "same-batch".into(),
             Self::GracefulStop => "graceful-stop".into(),
             Self::StuckHandler => "stuck-handler".into(),
         }
@@ -105,7 +125,10 @@ impl Case {
             Self::KillAt('f') => "SIGKILL after COMMIT, before the acknowledgement",
             Self::KillAt(_) => "SIGKILL after the acknowledgement",
             Self::Members => "instances join and leave under load; counted: each change",
-            Self::Zombie => "SIGSTOP beyond session or lease, another instance takes over, SIGCONT",
+            Self::Zombie => {
+                "SIGSTOP beyond session or lease of a process with deliveries in flight, another instance takes over, \
+                 SIGCONT"
+            }
             Self::PostgresStop => "the database is stopped, and started later",
             Self::PostgresCrash => "the database crashes and comes back at once",
             Self::PostgresTerminate => "backends are terminated one by one under load",
@@ -113,12 +136,26 @@ impl Case {
             Self::CommitCut => "COMMIT reaches the server and its answer is cut off: it has committed",
             Self::CommitLost => "COMMIT is cut off before it reaches the server: it has not committed",
             Self::DiskFull => "the database's disk is full for a while",
-            Self::KafkaStop => "the broker is stopped, and started later",
-            Self::KafkaCrash => "the broker is killed and comes back",
+            Self::BrokerStop => "the broker is stopped, and started later",
+            Self::BrokerCrash => "the broker is killed and comes back",
+            Self::ConnectionsClosed => "the broker closes all connections again and again, as an operator tells it to",
+            Self::ChannelClosed => {
+                "handlers take longer than the broker's `consumer_timeout`: it closes the channel in the middle of them"
+            }
+            Self::QueueRemade => {
+                "the queue is deleted with work in flight and made again while the producer goes on: what went with it \
+                 was there before, and is published again under the same ids"
+            }
             Self::Partitions => "partitions are added to the topic under load",
             Self::Aborted => "half of the producer's transactions are aborted: holes in the offsets",
+            Self::ConnectionsCut => "all connections to the broker are cut on their way, again and again",
             Self::BlackHoleBroker => "what goes to and from the broker is held back, and nobody is told",
             Self::BlackHoleStore => "what goes to and from the database is held back, and nobody is told",
+            Self::LeaseOut => {
+                "what extends leases is held back: they end in the middle of handlers, another instance is handed their \
+                 messages, and the first one acknowledges late"
+            }
+            Self::SameBatch => "every message is published twice in a row; counted: copies that came in one receive",
             Self::GracefulStop => {
                 "all instances are stopped under load and started again: nothing runs twice or comes again"
             }
@@ -131,9 +168,9 @@ impl Case {
     /// Whether it can be done to this pair.
     pub(crate) fn fits(self, pair: Pair) -> bool {
         match self {
-            Self::Kill | Self::KillAt(_) | Self::Members | Self::Zombie | Self::StuckHandler => true,
+            Self::Kill | Self::KillAt(_) | Self::Members | Self::Zombie | Self::SameBatch | Self::StuckHandler => true,
             // The database's disk, whatever the broker; and what a broker hands over ahead comes again after a stop.
-            Self::DiskFull | Self::GracefulStop => pair.broker.variable().is_none(),
+            Self::DiskFull | Self::GracefulStop => matches!(pair.broker, Broker::Kafka | Broker::Sqlite),
             Self::PostgresStop
             | Self::PostgresCrash
             | Self::PostgresTerminate
@@ -141,9 +178,14 @@ impl Case {
             | Self::CommitCut
             | Self::CommitLost
             | Self::BlackHoleStore => pair.store == Store::Postgres,
-            Self::KafkaStop | Self::KafkaCrash | Self::Partitions | Self::Aborted | Self::BlackHoleBroker => {
-                pair.broker == Broker::Kafka
-            }
+            // The stand-ins of SQS and Pub/Sub keep everything in memory: a restart would lose it, and be theirs.
+            Self::BrokerStop | Self::BrokerCrash => matches!(pair.broker, Broker::Kafka | Broker::Rabbitmq),
+            Self::ConnectionsClosed | Self::ChannelClosed => pair.broker == Broker::Rabbitmq,
+            Self::QueueRemade => matches!(pair.broker, Broker::Rabbitmq | Broker::Sqs | Broker::Pubsub),
+            Self::Partitions | Self::Aborted => pair.broker == Broker::Kafka,
+            Self::ConnectionsCut | Self::BlackHoleBroker => pair.broker != Broker::Sqlite,
+            // Nothing extends a lease of the others but that the process lives.
+            Self::LeaseOut => matches!(pair.broker, Broker::Sqs | Broker::Pubsub),
         }
     }
 
@@ -161,12 +203,18 @@ impl Case {
             Self::CommitCut => network::commits(context, true).await,
             Self::CommitLost => network::commits(context, false).await,
             Self::DiskFull => disk::full(context).await,
-            Self::KafkaStop => broker::stop(context).await,
-            Self::KafkaCrash => broker::crash(context).await,
+            Self::BrokerStop => broker::stop(context).await,
+            Self::BrokerCrash => broker::crash(context).await,
+            Self::ConnectionsClosed => rabbitmq::connections(context).await,
+            Self::ChannelClosed => rabbitmq::channel(context).await,
+            Self::QueueRemade => queue::remade(context).await,
             Self::Partitions => broker::partitions(context).await,
             Self::Aborted => broker::aborted(context).await,
+            Self::ConnectionsCut => network::cut(context).await,
             Self::BlackHoleBroker => network::black_hole(context, true).await,
             Self::BlackHoleStore => network::black_hole(context, false).await,
+            Self::LeaseOut => network::lease_out(context).await,
+            Self::SameBatch => queue::same_batch(context).await,
             Self::GracefulStop => stopping::graceful(context).await,
             Self::StuckHandler => stopping::stuck(context).await,
         }

@@ -12,9 +12,9 @@ use anyhow::{Context, Result, bail};
 use super::{LIMIT, emptied, free_port, serves};
 use crate::process::{gone, kill_tree, on_path, run_logged, runs, signal, tail, wait_until};
 
-/// How long the server lets a delivery be without an answer, and how often it looks, in milliseconds: short, so that a
-/// test can see it happen.
-const CONSUMER_TIMEOUT: u32 = 20_000;
+/// How long the server lets a delivery be without an answer, in milliseconds: short, so that a test can see it happen.
+pub const CONSUMER_TIMEOUT: u32 = 20_000;
+/// How often it looks.
 const CHANNEL_TICK: u32 = 1_000;
 
 /// A node in a folder.
@@ -88,6 +88,12 @@ impl Node {
         let mut command = Command::new(self.sbin.join("rabbitmqctl"));
         self.environment(&mut command);
         run_logged(command.args(arguments), &self.base.join("control.log"))
+    }
+
+    /// How often its log says this since it was made.
+    #[must_use]
+    pub fn has_logged(&self, words: &str) -> usize {
+        fs::read(self.log()).map_or(0, |log| String::from_utf8_lossy(&log).matches(words).count())
     }
 
     /// What the command line of its process contains and no other's does.
