@@ -13,6 +13,9 @@ use uuid::Uuid;
 
 use crate::child::KIND;
 
+/// A broker that is started again on a busy machine is back before.
+const PATIENCE: Duration = Duration::from_secs(90);
+
 /// The body of a message.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Payment {
@@ -100,7 +103,8 @@ impl Load {
         let mut sent = vec![Instant::now(); part.len()];
         for start in part.clone().step_by(at_once) {
             let mut left: Vec<usize> = (start..(start + at_once).min(part.end)).collect();
-            for attempt in 0.. {
+            let since = Instant::now();
+            loop {
                 let messages = left.iter().map(|at| self.message(*at)).collect::<anyhow::Result<Vec<_>>>()?;
                 let began = Instant::now();
                 let confirmed = publisher.publish(messages).await;
@@ -109,8 +113,8 @@ impl Load {
                 if left.is_empty() {
                     break;
                 }
-                if attempt > 100 {
-                    bail!("{} messages cannot be published", left.len());
+                if since.elapsed() > PATIENCE {
+                    bail!("{} messages cannot be published within {PATIENCE:?}", left.len());
                 }
                 tokio::time::sleep(Duration::from_millis(200)).await;
             }

@@ -158,10 +158,10 @@ impl Step {
             Self::OwnLoop => one(example("own_loop", &["--brokers", KAFKA, "--database", DIRECT], 0)),
             Self::Faults => Work::Commands(vec![
                 faults(&["--short"], 0),
-                faults(&["--short", "--case", "kill", "--broker", "rabbitmq"], 0),
                 faults(&["--short", "--case", "kill", "--broker", "redis"], 0),
-                faults(&["--short", "--case", "kill", "--broker", "sqs"], 0),
-                faults(&["--short", "--case", "kill", "--broker", "pubsub"], 0),
+                faults(&with_cases("rabbitmq", &["kill", "connections-closed", "queue-remade", "same-batch"]), 0),
+                faults(&with_cases("sqs", &["kill", "lease-out", "same-batch"]), 0),
+                faults(&with_cases("pubsub", &["kill", "same-batch"]), 0),
                 faults(&["--short", "--case", "kill", "--broker", "sqlite", "--saboteur", "ack-first"], 1),
                 faults(&["--short", "--case", "kill", "--broker", "kafka", "--saboteur", "no-claim"], 1),
             ]),
@@ -198,6 +198,12 @@ fn faults(options: &[&'static str], status: i32) -> Invocation {
     let mut invocation = Invocation::of(&["run", "-p", "inbox-faults", "--"]);
     invocation.arguments.extend(options);
     Invocation { status, bin: Some("faults"), ..invocation }
+}
+
+/// Some cases on one broker, shortly.
+fn with_cases(broker: &'static str, cases: &[&'static str]) -> Vec<&'static str> {
+    let cases = cases.iter().flat_map(|case| ["--case", case]);
+    ["--short", "--broker", broker].into_iter().chain(cases).collect()
 }
 
 fn minutes(minutes: u64) -> Duration {
