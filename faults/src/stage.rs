@@ -35,9 +35,16 @@ impl Context {
     /// How many messages: as told, or so many that a fault of this length meets consumers at work.
     pub(crate) fn messages(&self, long: u32, short: u32) -> u32 {
         let usual = if self.args.short { short } else { long };
-        // One writer: a tenth is as much work. And what stands in for SQS looks at its whole queue for each message.
+        // One writer: a tenth is as much work.
         let usual = if self.pair.store == Store::Sqlite { usual / 8 } else { usual };
-        let usual = if self.pair.broker == Broker::Sqs { usual / 5 } else { usual };
+        let usual = match self.pair.broker {
+            // What stands in for it looks at its whole queue for each message.
+            Broker::Sqs => usual / 5,
+            // The emulator sends all that it has, read or not. What is longer on its way than a lease is sent again, an
+            // acknowledgement of the first copy does nothing, and of a long queue nothing is acknowledged any more.
+            Broker::Pubsub => usual / 3,
+            _ => usual,
+        };
         self.args.messages.unwrap_or(usual)
     }
 }

@@ -87,10 +87,12 @@
 //!
 //! # The emulator
 //! Google's emulator keeps everything in memory and does less than the service. It does not keep to a stream's limit of
-//! messages (one response of its, a hundred messages, waits in the client beside what is held). After a message was given
-//! back it does not deliver the later ones of its key again, and those of a consumer that died it hands to the next one at
-//! once: this crate gives back all of them, in order, so that a key keeps its order unless a process is killed. An
-//! acknowledgement counts only once those of the earlier messages of its key have come. With ordering and exactly-once
+//! messages (one response of its, a hundred messages, waits in the client beside what is held): all that there is goes on
+//! its way. What is there for longer than its lease is sent again, and then an acknowledgement of the first copy does
+//! nothing: consumers that need longer than a lease for all that waits come to acknowledge nothing any more. After a message
+//! was given back it does not deliver the later ones of its key again, and those of a consumer that died it hands to the
+//! next one at once: this crate gives back all of them, in order, so that a key keeps its order unless a process is killed.
+//! An acknowledgement counts only once those of the earlier messages of its key have come. With ordering and exactly-once
 //! together it takes all messages without a key for those of one key. It knows no credentials, no TLS, no permissions, no
 //! quotas and no regions, never counts deliveries without a dead-letter policy, and has threads for each subscription and
 //! ordering key. What it does not do is tested against a stand-in, `examples/pubsub-standin.rs`, which serves too where the
