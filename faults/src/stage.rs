@@ -188,9 +188,17 @@ impl Stage {
         self.setup.broker_by_proxy = does;
     }
 
-    /// Whether anybody has work in flight.
-    pub(crate) fn is_at_work(&self) -> bool {
-        self.consumers.iter().flatten().any(|consumer| consumer.said.in_flight() > 0)
+    /// Waits until somebody has work in flight, which is nearly always; false when nobody comes to have any.
+    pub(crate) async fn is_at_work(&mut self) -> anyhow::Result<bool> {
+        let since = Instant::now();
+        while !self.consumers.iter().flatten().any(|consumer| consumer.said.in_flight() > 0) {
+            if since.elapsed() > Duration::from_secs(5) {
+                return Ok(false);
+            }
+            self.all_run()?;
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        Ok(true)
     }
 
     /// Waits until the broker has nothing left and no more effects come.

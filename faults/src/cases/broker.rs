@@ -31,7 +31,7 @@ async fn away(context: &mut Context, kill: bool, outage: Duration) -> anyhow::Re
     stage.spawn_all(2).await?;
     stage.until_acked(u64::from(messages) / 10).await?;
     let (_, publishing) = stage.publish_beside(Duration::from_millis(100)).await?;
-    stage.outcome.counted += u64::from(stage.is_at_work());
+    stage.outcome.counted += u64::from(stage.is_at_work().await?);
     context.servers.stop_broker(broker, kill).await?;
     pause(outage).await;
     context.servers.start_broker(broker).await?;

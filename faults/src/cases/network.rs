@@ -44,11 +44,10 @@ pub(crate) async fn cut(context: &mut Context) -> anyhow::Result<Outcome> {
         if !stage.until_acked(u64::from(messages / (times + 1))).await? {
             break;
         }
-        let is_at_work = stage.is_at_work();
+        let is_at_work = stage.is_at_work().await?;
         let proxy = context.servers.proxy_of(context.pair.broker, stage.scene.topic(true)).await?;
         stage.outcome.counted += u64::from(proxy.cut() > 0 && is_at_work);
     }
-    stage.resumed(Instant::now()).await?;
     stage.finish(false).await
 }
 
@@ -60,8 +59,8 @@ pub(crate) async fn lease_out(context: &mut Context) -> anyhow::Result<Outcome> 
     // So slow that it is in the middle of handlers when the leases end, and has others waiting for them.
     stage.spawn(0, &["--slow-every=3".into(), "--slow-ms=500".into()]).await?;
     stage.until_acked(20).await?;
+    let is_at_work = stage.is_at_work().await?;
     set(context, &stage, true, Mode::Hold).await?;
-    let is_at_work = stage.is_at_work();
     stage.come_by_proxy(false);
     stage.spawn(1, &[]).await?;
     // The last extension may have been just before.

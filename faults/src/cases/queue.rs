@@ -25,7 +25,7 @@ pub(crate) async fn remade(context: &mut Context) -> anyhow::Result<Outcome> {
     stage.until_acked(u64::from(messages) / 20).await?;
     let (first, publishing) = stage.publish_beside(Duration::from_millis(100)).await?;
     pause(Duration::from_millis(200)).await;
-    stage.outcome.counted += u64::from(stage.is_at_work());
+    stage.outcome.counted += u64::from(stage.is_at_work().await?);
     delete(broker, stage.scene.topic(false)).await?;
     let mut may_be_lost_until = Instant::now();
     // Longer than the producer's pauses: it finds no queue.

@@ -24,11 +24,10 @@ pub(crate) async fn connections(context: &mut Context) -> anyhow::Result<Outcome
         if !stage.until_acked(u64::from(messages) / 50).await? {
             break;
         }
-        let is_at_work = stage.is_at_work();
+        let is_at_work = stage.is_at_work().await?;
         context.servers.rabbitmq()?.control(&["close_all_connections", "--global", "maintenance"])?;
         stage.outcome.counted += u64::from(is_at_work);
     }
-    stage.resumed(Instant::now()).await?;
     publishing.confirmed().await?;
     stage.finish(false).await
 }
