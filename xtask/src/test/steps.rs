@@ -159,7 +159,7 @@ impl Step {
             Self::Faults => Work::Commands(vec![
                 faults(&["--short"], 0),
                 faults(&["--short", "--case", "kill", "--broker", "redis"], 0),
-                faults(&with_cases("rabbitmq", &["kill", "connections-closed", "queue-remade", "same-batch"]), 0),
+                faults(&with_cases("rabbitmq", &["kill", "connections-closed", "same-batch"]), 0),
                 faults(&with_cases("sqs", &["kill", "lease-out", "same-batch"]), 0),
                 faults(&with_cases("pubsub", &["kill", "same-batch"]), 0),
                 faults(&["--short", "--case", "kill", "--broker", "sqlite", "--saboteur", "ack-first"], 1),
