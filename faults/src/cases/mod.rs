@@ -181,9 +181,12 @@ impl Case {
             // The stand-ins of SQS and Pub/Sub keep everything in memory: a restart would lose it, and be theirs.
             Self::BrokerStop | Self::BrokerCrash => matches!(pair.broker, Broker::Kafka | Broker::Rabbitmq),
             Self::ConnectionsClosed | Self::ChannelClosed => pair.broker == Broker::Rabbitmq,
-            Self::QueueRemade => matches!(pair.broker, Broker::Rabbitmq | Broker::Sqs | Broker::Pubsub),
+            // Of Kafka, `black-hole-broker` and the broker's own crash say the same as a cut.
+            Self::QueueRemade | Self::ConnectionsCut => {
+                matches!(pair.broker, Broker::Rabbitmq | Broker::Sqs | Broker::Pubsub)
+            }
             Self::Partitions | Self::Aborted => pair.broker == Broker::Kafka,
-            Self::ConnectionsCut | Self::BlackHoleBroker => pair.broker != Broker::Sqlite,
+            Self::BlackHoleBroker => pair.broker != Broker::Sqlite,
             // Nothing extends a lease of the others but that the process lives.
             Self::LeaseOut => matches!(pair.broker, Broker::Sqs | Broker::Pubsub),
         }
