@@ -1,7 +1,5 @@
 //! The topic: made, filled once, and removed with its groups.
 
-use std::time::Duration;
-
 use anyhow::{Context as _, Result, ensure};
 use indicatif::ProgressBar;
 use rdkafka::{
@@ -10,7 +8,7 @@ use rdkafka::{
     client::DefaultClientContext,
 };
 
-use crate::{servers, workload::Workload};
+use crate::{address::Address, queue, servers, workload::Workload};
 
 /// How many partitions the topic has.
 pub(crate) const PARTITIONS: usize = 8;
@@ -54,16 +52,7 @@ impl Topic {
     async fn fill(&self, workload: Workload, bar: &ProgressBar) -> Result<()> {
         let url = format!("{}/{}?partitions={PARTITIONS}", self.kafka, self.name);
         inbox::provision(&url).await.context("the topic cannot be made")?;
-        let publisher = inbox::publisher(&url).await?;
-        bar.set_length(workload.records() as u64);
-        let mut messages = workload.messages().peekable();
-        while messages.peek().is_some() {
-            for published in publisher.publish(messages.by_ref().take(AT_ONCE).collect()).await {
-                published.context("a message was not published")?;
-                bar.inc(1);
-            }
-        }
-        publisher.close(Duration::from_secs(10)).await?;
+        queue::publish(&url, workload, AT_ONCE, bar).await?;
         let url = format!("{}/{}", self.kafka, self.name);
         let count = inbox::kafka::count_records(&url).await?;
         ensure!(count == workload.records() as u64, "the topic has {count} records, not {}", workload.records());
@@ -75,6 +64,12 @@ impl Topic {
         let group = format!("{}-{name}", self.name);
         self.groups.push(group.clone());
         group
+    }
+
+    /// Where it is for a member of a group.
+    pub(crate) fn address(&self, group: &str) -> Result<Address> {
+        let hosts = servers::hosts(&self.kafka)?.to_owned();
+        Ok(Address::Kafka { hosts, topic: self.name.clone(), group: group.to_owned() })
     }
 
     /// Who can ask for the lag of a group.

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use procfs::{Current as _, process::Process};
 
-use crate::{database::Database, processes};
+use crate::{database::Database, processes, queue::Broker};
 
 /// How many times the disk is asked.
 const SYNCS: usize = 200;
@@ -25,7 +25,7 @@ pub(crate) struct Machine {
 
 impl Machine {
     /// Looks at the machine and the servers.
-    pub(crate) async fn look(database: &Database, broker: Option<i32>) -> Result<Self> {
+    pub(crate) async fn look(database: &Database, broker: String) -> Result<Self> {
         let cpu = procfs::CpuInfo::current()?;
         let model = cpu.model_name(0).unwrap_or("unknown").to_owned();
         let memory = procfs::Meminfo::current()?.mem_total >> 20;
@@ -42,7 +42,7 @@ impl Machine {
                 ("disk", disk(&folder)?),
                 ("load before the run", format!("{load:.2} (1 minute); client, database and broker share the machine")),
                 ("database", database.describe().await?),
-                ("broker", broker.and_then(kafka_version).unwrap_or_else(|| "Kafka, version unknown".to_owned())),
+                ("broker", broker),
                 ("compiler", rust_version()),
             ],
         })
@@ -96,9 +96,40 @@ fn file_system(folder: &Path) -> Option<String> {
     Some(mount.fs_type)
 }
 
-/// By the name of the broker's own jar, which it holds open.
-fn kafka_version(pid: i32) -> Option<String> {
-    processes::files_of(pid).iter().find_map(|path| jar_version(path)).map(|version| format!("Apache Kafka {version}"))
+/// Kafka, by the name of its own jar, which it holds open.
+pub(crate) fn kafka(pid: Option<i32>) -> String {
+    let files = pid.map(processes::files_of).unwrap_or_default();
+    let version = files.iter().find_map(|path| jar_version(path));
+    version.map_or_else(|| "Kafka, version unknown".to_owned(), |version| format!("Apache Kafka {version}"))
+}
+
+/// Another broker, by what its process was started with.
+pub(crate) fn broker(broker: Broker, pid: Option<i32>) -> String {
+    let mut words = pid.map(processes::words_of).unwrap_or_default();
+    let (name, before) = match broker {
+        Broker::Rabbitmq => ("RabbitMQ", "rabbitmq_server-"),
+        Broker::Sqs => {
+            words = words.first().map(|python| packages_of(Path::new(python))).unwrap_or_default();
+            ("moto in SQS's place", "moto-")
+        }
+        Broker::Pubsub => ("the Pub/Sub emulator", "cloud-pubsub-emulator-"),
+    };
+    let version = words.iter().find_map(|word| version_behind(word, before));
+    format!("{name} {}", version.unwrap_or("of an unknown version"))
+}
+
+/// The names of what is installed for an interpreter of Python.
+fn packages_of(python: &Path) -> Vec<String> {
+    let Some(environment) = python.parent().and_then(Path::parent) else { return Vec::new() };
+    let names = |folder: PathBuf| folder.read_dir().into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let packages = names(environment.join("lib")).flat_map(|folder| names(folder.join("site-packages")));
+    packages.filter_map(|path| Some(path.file_name()?.to_str()?.to_owned())).collect()
+}
+
+fn version_behind<'a>(word: &'a str, before: &str) -> Option<&'a str> {
+    let (_, rest) = word.split_once(before)?;
+    let end = rest.find(|c: char| c != '.' && !c.is_ascii_digit()).unwrap_or(rest.len());
+    Some(rest[..end].trim_end_matches('.')).filter(|version| !version.is_empty())
 }
 
 fn jar_version(path: &str) -> Option<&str> {
@@ -125,6 +156,15 @@ mod tests {
     fn the_broker_is_known_by_its_jar() {
         assert_eq!(jar_version("/lib/kafka_2.13-4.1.1.jar"), Some("4.1.1"));
         assert_eq!(jar_version("/lib/kafka-clients-4.1.1.jar"), None);
+    }
+
+    #[test]
+    fn other_brokers_are_known_by_their_words() {
+        assert_eq!(version_behind("/lib/rabbitmq_server-3.10.8/plugins", "rabbitmq_server-"), Some("3.10.8"));
+        assert_eq!(version_behind("moto-5.2.5.dist-info", "moto-"), Some("5.2.5"));
+        assert_eq!(version_behind("a:cloud-pubsub-emulator-0.8.20-all.jar", "cloud-pubsub-emulator-"), Some("0.8.20"));
+        assert_eq!(version_behind("moto-x", "moto-"), None);
+        assert_eq!(broker(Broker::Sqs, None), "moto in SQS's place of an unknown version");
     }
 
     #[test]

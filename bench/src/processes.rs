@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct Servers {
     /// The parent of all processes of PostgreSQL.
     pub(crate) postmaster: Option<i32>,
-    /// Kafka's only process.
+    /// The broker's only process.
     pub(crate) broker: Option<i32>,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Usage {
     pub(crate) client: f64,
     /// All processes of PostgreSQL, also those that have ended.
     pub(crate) database: Option<f64>,
-    /// Kafka.
+    /// The broker.
     pub(crate) broker: Option<f64>,
 }
 
@@ -128,6 +128,15 @@ pub(crate) fn files_of(pid: i32) -> Vec<String> {
         _ => None,
     };
     files.flatten().filter_map(|file| path(file.target)).collect()
+}
+
+/// What process `pid` was started with: its arguments, and what its environment's variables hold.
+pub(crate) fn words_of(pid: i32) -> Vec<String> {
+    let Ok(process) = Process::new(pid) else { return Vec::new() };
+    let mut words = process.cmdline().unwrap_or_default();
+    let variables = process.environ().unwrap_or_default();
+    words.extend(variables.into_values().filter_map(|value| value.into_string().ok()));
+    words
 }
 
 #[cfg(test)]

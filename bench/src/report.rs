@@ -6,11 +6,12 @@ use anyhow::{Context as _, Result};
 use comfy_table::{CellAlignment, Table, presets};
 
 use crate::{
-    args::Args,
+    adapters::Figures,
+    args::{AdapterArgs, Args},
     backlog::Backlog,
     broker::PARTITIONS,
     contestant::{BATCH, Contestant, IN_FLIGHT_BYTES, LANES},
-    summary::{Row, Spread, Summary},
+    summary::{Row, Spread, Summary, Verdict},
 };
 
 /// What the file begins as.
@@ -22,6 +23,7 @@ const MOMENTS: usize = 12;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Section {
     Compare,
+    Adapters,
     Backlog,
 }
 
@@ -29,6 +31,7 @@ impl Section {
     fn markers(self) -> (&'static str, &'static str) {
         match self {
             Self::Compare => ("<!-- begin compare -->\n", "<!-- end compare -->"),
+            Self::Adapters => ("<!-- begin adapters -->\n", "<!-- end adapters -->"),
             Self::Backlog => ("<!-- begin backlog -->\n", "<!-- end backlog -->"),
         }
     }
@@ -55,7 +58,7 @@ fn replaced(before: &str, section: Section, text: &str) -> Option<String> {
 
 /// The comparison.
 pub(crate) fn compare(args: &Args, machine: &str, summary: &Summary) -> String {
-    let mut blocks = opening(args, machine);
+    let mut blocks = opening(&args.shown(), machine);
     blocks.push(format!(
         "{} payments, {} of them sent twice, {PARTITIONS} partitions, {} rounds. Messages a second count the copies \
          too. Processor time is in microseconds a message, the median of the rounds.",
@@ -74,52 +77,95 @@ pub(crate) fn compare(args: &Args, machine: &str, summary: &Summary) -> String {
 }
 
 /// The command, and on what it ran.
-fn opening(args: &Args, machine: &str) -> Vec<String> {
-    vec![format!("`{}`", args.shown()), machine.trim().to_owned()]
+fn opening(command: &str, machine: &str) -> Vec<String> {
+    vec![format!("`{command}`"), machine.trim().to_owned()]
 }
 
+/// What is said of a contestant.
+const COLUMNS: [&str; 8] =
+    ["contestant", "msg/s min", "median", "max", "msg/transaction", "client µs", "database µs", "broker µs"];
+
 fn figures(summary: &Summary) -> Table {
-    let columns =
-        ["contestant", "msg/s min", "median", "max", "msg/transaction", "client µs", "database µs", "broker µs"];
-    let mut figures = table(&columns, 1);
+    let mut figures = table(&COLUMNS, 1);
     for row in &summary.rows {
-        let Spread { least, median, most } = row.rate;
-        figures.add_row([
-            row.contestant.name(),
-            thousands(least),
-            thousands(median),
-            thousands(most),
-            optional(row.batch, 1),
-            format!("{:.1}", row.client),
-            // What the server does by itself is not the contestant's.
-            optional(row.database.filter(|_| row.contestant.writes()), 1),
-            optional(row.broker, 1),
-        ]);
+        figures.add_row(cells(row));
     }
     figures
+}
+
+fn cells(row: &Row) -> [String; COLUMNS.len()] {
+    let Spread { least, median, most } = row.rate;
+    [
+        row.contestant.name(),
+        thousands(least),
+        thousands(median),
+        thousands(most),
+        optional(row.batch, 1),
+        format!("{:.1}", row.client),
+        // What the server does by itself is not the contestant's.
+        optional(row.database.filter(|_| row.contestant.writes()), 1),
+        optional(row.broker, 1),
+    ]
 }
 
 fn goals(summary: &Summary) -> Table {
     let mut goals = table(&["ratio", "min", "median", "max", "goal", "verdict"], 1);
     for verdict in &summary.verdicts {
-        let goal = verdict.goal;
-        goals.add_row([
-            format!("{} : {}", goal.of.name(), goal.to.name()),
-            format!("{:.2}", verdict.ratio.least),
-            format!("{:.2}", verdict.ratio.median),
-            format!("{:.2}", verdict.ratio.most),
-            format!("≥ {:.1}", goal.least),
-            if verdict.is_met() { "met".to_owned() } else { "**MISSED**".to_owned() },
-        ]);
+        goals.add_row(judgement(verdict));
     }
     goals
+}
+
+fn judgement(verdict: &Verdict) -> [String; 6] {
+    let goal = verdict.goal;
+    [
+        format!("{} : {}", goal.of.name(), goal.to.name()),
+        format!("{:.2}", verdict.ratio.least),
+        format!("{:.2}", verdict.ratio.median),
+        format!("{:.2}", verdict.ratio.most),
+        format!("≥ {:.1}", goal.least),
+        if verdict.is_met() { "met".to_owned() } else { "**MISSED**".to_owned() },
+    ]
+}
+
+/// The comparison of the adapters.
+pub(crate) fn adapters(args: &AdapterArgs, machine: &str, brokers: &[Figures]) -> String {
+    let mut blocks = opening(&args.shown(), machine);
+    let payments = |one: &Figures| format!("{} payments on {}", whole(one.payments), one.broker.title());
+    blocks.push(format!(
+        "{}; a tenth of them sent twice; {} rounds. Messages a second count the copies too. Processor time is in \
+         microseconds a message, the median of the rounds.",
+        brokers.iter().map(payments).collect::<Vec<_>>().join(", "),
+        args.rounds
+    ));
+    let mut figures = table(&[&["broker"], &COLUMNS[..]].concat(), 2);
+    let mut goals = table(&["broker", "ratio", "min", "median", "max", "goal", "verdict", "of each round"], 2);
+    for one in brokers {
+        let of = |cells: &[String]| [&[one.broker.title().to_owned()], cells].concat();
+        for row in &one.summary.rows {
+            figures.add_row(of(&cells(row)));
+        }
+        for verdict in &one.summary.verdicts {
+            let rounds: Vec<String> = verdict.rounds.iter().map(|ratio| format!("{ratio:.2}")).collect();
+            goals.add_row([of(&judgement(verdict)), vec![rounds.join(", ")]].concat());
+        }
+    }
+    blocks.push(figures.to_string());
+    blocks.push("Ratios are taken within each round, and judged by their median.".to_owned());
+    blocks.push(goals.to_string());
+    let described =
+        |one: &Figures| format!("- **batch-4** on {}: {}", one.broker.title(), one.broker.loop_description());
+    let mut described: Vec<String> = brokers.iter().map(described).collect();
+    described.push(format!("- **ours**: {}", Contestant::Ours.description()));
+    blocks.push(described.join("\n"));
+    blocks.join("\n\n")
 }
 
 /// The backlog.
 pub(crate) fn backlog(args: &Args, machine: &str, backlog: &Backlog) -> String {
     #[allow(clippy::cast_precision_loss, reason = "millions")]
     let rate = backlog.records as f64 / backlog.measured.seconds;
-    let mut blocks = opening(args, machine);
+    let mut blocks = opening(&args.shown(), machine);
     blocks.push(format!(
         "{} messages wait; `{}` ({LANES} lanes, {BATCH} messages a batch) works them off in {:.1} s, {} msg/s.",
         whole(backlog.records),

@@ -18,14 +18,21 @@ impl Urls {
     pub(crate) fn from_environment() -> Result<Self> {
         let kafka = variable("INBOX_TEST_KAFKA")?.trim_end_matches('/').to_owned();
         hosts(&kafka)?;
-        let postgres = Url::parse(&variable("INBOX_TEST_POSTGRES")?).context("INBOX_TEST_POSTGRES is not a URL")?;
-        Ok(Self { kafka, postgres })
+        Ok(Self { kafka, postgres: postgres()? })
     }
 }
 
-fn variable(name: &str) -> Result<String> {
+/// The URL of PostgreSQL.
+pub(crate) fn postgres() -> Result<Url> {
+    Url::parse(&variable("INBOX_TEST_POSTGRES")?).context("INBOX_TEST_POSTGRES is not a URL")
+}
+
+/// What a variable says.
+pub(crate) fn variable(name: &str) -> Result<String> {
     env::var(name).ok().filter(|value| !value.is_empty()).with_context(|| {
-        format!("{name} is not set: run `cargo xtask bench`, or `eval \"$(cargo xtask services up)\"` first")
+        format!(
+            "{name} is not set: run `cargo xtask bench`, or `cargo xtask services up` and `. target/services/env.sh`"
+        )
     })
 }
 

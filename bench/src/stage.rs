@@ -1,4 +1,4 @@
-//! What every run needs and leaves nothing of: the servers, a database and a topic of its own.
+//! What every run on Kafka needs and leaves nothing of: the servers, a database and a topic of its own.
 
 use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -6,51 +6,39 @@ use tokio::signal;
 
 use crate::{
     broker::Topic,
-    child,
-    contestant::{Contestant, Job, Line, Measured},
-    database::{Database, Found},
-    machine::Machine,
-    processes::{self, Servers},
+    contestant::{Contestant, Line},
+    database::Found,
+    machine::{self, Machine},
+    processes,
     servers::{self, Urls},
+    trial::{Performance, Trials},
     workload::Workload,
 };
 
 /// Where contestants run.
 #[derive(Debug)]
 pub(crate) struct Stage {
-    urls: Urls,
-    servers: Servers,
+    /// Kafka's only process.
+    kafka: Option<i32>,
     workload: Workload,
-    pub(crate) database: Database,
+    trials: Trials,
     pub(crate) topic: Topic,
-}
-
-/// What a contestant did, and what it left.
-#[derive(Debug)]
-pub(crate) struct Performance {
-    pub(crate) measured: Measured,
-    pub(crate) found: Found,
-    pub(crate) faults: Vec<String>,
 }
 
 impl Stage {
     /// Makes the database and the topic, and fills it.
     pub(crate) async fn set(workload: Workload) -> Result<Self> {
         let urls = Urls::from_environment()?;
-        let name = format!("inbox_bench_{}_{:08x}", std::process::id(), fastrand::u32(..));
-        let database = Database::new(&urls.postgres, &name).await?;
+        let name = unique();
+        let trials = Trials::new(&urls.postgres, &name).await?;
         let bar = ProgressBar::no_length().with_style(style("filling the topic"));
-        let set = async {
-            let broker = servers::port(&urls.kafka).and_then(processes::listener);
-            let servers = Servers { postmaster: database.postmaster().await?, broker };
-            Ok((servers, Topic::filled(&urls.kafka, &name, workload, &bar).await?))
-        };
-        let set: Result<_> = set.await;
+        let topic = Topic::filled(&urls.kafka, &name, workload, &bar).await;
         bar.finish_and_clear();
-        match set {
-            Ok((servers, topic)) => Ok(Self { urls, servers, workload, database, topic }),
+        let kafka = servers::port(&urls.kafka).and_then(processes::listener);
+        match topic {
+            Ok(topic) => Ok(Self { kafka, workload, trials, topic }),
             Err(error) => {
-                database.remove().await;
+                trials.remove().await;
                 Err(error)
             }
         }
@@ -58,7 +46,7 @@ impl Stage {
 
     /// What the figures depend on.
     pub(crate) async fn machine(&self) -> Result<Machine> {
-        Machine::look(&self.database, self.servers.broker).await
+        self.trials.machine(machine::kafka(self.kafka)).await
     }
 
     /// Runs a contestant in a group of its own on empty tables, and proves what it left.
@@ -69,28 +57,23 @@ impl Stage {
         watched: bool,
         each: impl FnMut(Line),
     ) -> Result<Performance> {
-        self.database.reset().await?;
-        let job = Job {
-            contestant,
-            kafka: self.urls.kafka.clone(),
-            topic: self.topic.name.clone(),
-            group,
-            database: self.database.url(),
-            records: self.workload.records(),
-            servers: self.servers,
-            watched,
-        };
-        let measured = child::run(&job, each).await?;
-        let found = self.database.found().await?.with_lag(self.topic.observer().lag(&job.group).await?);
+        let job = (self.topic.address(&group)?, self.workload.records());
+        let (measured, found) = self.trials.run(contestant, job, self.kafka, watched, each).await?;
+        let found = found.with_lag(self.topic.observer().lag(&group).await?);
         let expected = if contestant.writes() { Found::expected(&self.workload) } else { Found::nothing() };
-        Ok(Performance { measured, found, faults: found.faults(&expected) })
+        Ok(Performance::judged(measured, found, &expected))
     }
 
     /// Removes the database and the topic.
     pub(crate) async fn strike(self) {
         self.topic.remove().await;
-        self.database.remove().await;
+        self.trials.remove().await;
     }
+}
+
+/// A name that nothing else has.
+pub(crate) fn unique() -> String {
+    format!("inbox_bench_{}_{:08x}", std::process::id(), fastrand::u32(..))
 }
 
 /// Does `work`, or gives up when the person at the terminal does: what was made is removed all the same.

@@ -80,13 +80,24 @@ const GOALS: [Goal; 4] = [
 ];
 
 /// A goal and the ratios of the rounds.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Verdict {
     pub(crate) goal: Goal,
+    /// Of each round, in their order.
+    pub(crate) rounds: Vec<f64>,
     pub(crate) ratio: Spread,
 }
 
 impl Verdict {
+    /// `None` without a round in which both ran.
+    fn of(runs: &[Run], goal: Goal) -> Option<Self> {
+        let find = |contestant, round| runs.iter().find(|run| run.contestant == contestant && run.round == round);
+        let of = runs.iter().filter(|run| run.contestant == goal.of);
+        // Of each round by itself: what slows the machine down for a while slows both.
+        let rounds: Vec<f64> = of.filter_map(|run| Some(run.rate() / find(goal.to, run.round)?.rate())).collect();
+        Some(Self { goal, ratio: Spread::of(rounds.iter().copied())?, rounds })
+    }
+
     /// Whether the median reaches the goal.
     pub(crate) fn is_met(&self) -> bool {
         self.ratio.median >= self.goal.least
@@ -103,7 +114,7 @@ pub(crate) struct Summary {
 impl Summary {
     pub(crate) fn of(runs: &[Run]) -> Self {
         let rows = Contestant::ALL.into_iter().filter_map(|contestant| row(runs, contestant)).collect();
-        let verdicts = GOALS.into_iter().filter_map(|goal| Some(Verdict { goal, ratio: ratio(runs, goal)? })).collect();
+        let verdicts = GOALS.into_iter().filter_map(|goal| Verdict::of(runs, goal)).collect();
         Self { rows, verdicts }
     }
 }
@@ -124,13 +135,6 @@ fn row(runs: &[Run], contestant: Contestant) -> Option<Row> {
         database: median(own().map(|run| Some(run.micros(run.measured.usage.database?))).collect()),
         broker: median(own().map(|run| Some(run.micros(run.measured.usage.broker?))).collect()),
     })
-}
-
-/// Of each round by itself: what slows the machine down for a while slows both.
-fn ratio(runs: &[Run], goal: Goal) -> Option<Spread> {
-    let find = |contestant, round| runs.iter().find(|run| run.contestant == contestant && run.round == round);
-    let of = runs.iter().filter(|run| run.contestant == goal.of);
-    Spread::of(of.filter_map(|run| Some(run.rate() / find(goal.to, run.round)?.rate())))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use crate::{services, workspace};
 /// What is handed on to `bench`.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// `--help` shows what it takes; none for the full comparison.
+    /// `--help` shows what it takes; none for the full comparison on Kafka, `adapters` for the one on the other brokers.
     #[arg(value_name = "ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
@@ -24,7 +24,10 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
 }
 
 fn measure(options: &Options, started: &mut Vec<&'static str>) -> Result<bool> {
-    let variables = services::up(&["postgres".to_owned(), "kafka".to_owned()], started)?;
+    let adapters = options.arguments.first().is_some_and(|first| first == "adapters");
+    let brokers: &[&str] = if adapters { &["rabbitmq", "sqs", "pubsub"] } else { &["kafka"] };
+    let names: Vec<String> = ["postgres"].iter().chain(brokers).map(|name| (*name).to_owned()).collect();
+    let variables = services::up(&names, started)?;
     let mut command = workspace::cargo();
     command.args(["run", "--quiet", "--release", "-p", "inbox-bench", "--"]).args(&options.arguments).envs(variables);
     Ok(command.status().context("cannot run cargo")?.success())

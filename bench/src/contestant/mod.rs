@@ -1,4 +1,4 @@
-//! The contestants: what each does with every message of the topic.
+//! The contestants: what each does with every message of a topic or queue.
 //!
 //! All that write do the same work for a message: decode it, claim its id in `inbox.claims`, insert one row into
 //! `receipts`. They differ in who does it and how many messages share a transaction.
@@ -7,9 +7,13 @@ mod batch;
 mod clock;
 mod consume;
 mod hand;
+mod kafka;
 mod offsets;
 mod ours;
+mod pubsub;
+mod rabbitmq;
 mod receipts;
+mod sqs;
 
 use std::io;
 
@@ -18,7 +22,10 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use self::clock::Clock;
-use crate::processes::{Servers, Usage};
+use crate::{
+    address::Address,
+    processes::{Servers, Usage},
+};
 
 /// How many transactions `ours` runs at once: the default of `InboxBuilder::lanes`.
 pub(crate) const LANES: usize = 4;
@@ -29,7 +36,7 @@ pub(crate) const IN_FLIGHT_BYTES: u64 = 64 << 20;
 /// How many messages may wait between the poll and the lanes: the default of `InboxBuilder::in_flight`.
 const WAITING: usize = 2_000;
 
-/// Who consumes the topic.
+/// Who consumes the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Contestant {
     /// Polls, and that is all.
@@ -106,27 +113,16 @@ impl Contestant {
 pub(crate) struct Job {
     /// Who it is.
     pub(crate) contestant: Contestant,
-    /// The broker, as `kafka://host:port`.
-    pub(crate) kafka: String,
-    /// The topic, which holds all messages.
-    pub(crate) topic: String,
-    /// The group, a new one.
-    pub(crate) group: String,
+    /// Where the messages are.
+    pub(crate) address: Address,
     /// The database's URL.
     pub(crate) database: String,
-    /// How many records the topic holds.
+    /// How many records are there.
     pub(crate) records: usize,
     /// Whose processor time counts besides its own.
     pub(crate) servers: Servers,
     /// Whether to say each second how things stand.
     pub(crate) watched: bool,
-}
-
-impl Job {
-    /// The topic and the group as a URL of the facade.
-    pub(crate) fn url(&self) -> String {
-        format!("{}/{}?group={}", self.kafka, self.topic, self.group)
-    }
 }
 
 /// A line that a contestant prints.
@@ -169,7 +165,7 @@ pub(crate) async fn run() -> Result<()> {
     let job: Job = serde_json::from_reader(io::stdin()).context("the job cannot be read")?;
     let clock = Clock::new(job.servers);
     let transactions = match job.contestant {
-        Contestant::Raw => consume::raw(&job, &clock).await?,
+        Contestant::Raw => kafka::raw(&job, &clock).await?,
         Contestant::Hand1 => hand::run(&job, &clock, 1, true).await?,
         Contestant::Hand16 => hand::run(&job, &clock, 16, true).await?,
         Contestant::Batch1 => batch::run(&job, &clock, 1).await?,

@@ -37,7 +37,7 @@ pub(crate) async fn run(job: &Job, clock: &Clock, lanes: Option<usize>) -> Resul
     let store = config.connect().await?;
     let done = CancellationToken::new();
     let transport = Watched {
-        inner: inbox::connect(&job.url()).await?,
+        inner: inbox::connect(&job.address.url()).await?,
         clock: clock.clone(),
         left: AtomicUsize::new(job.records),
         says_idle: job.watched,
