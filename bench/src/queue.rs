@@ -60,8 +60,8 @@ impl Broker {
                  delivery below which all are committed."
             }
             Self::Sqs => {
-                "aws-sdk-sqs: eight `ReceiveMessage` of ten under way; `DeleteMessageBatch` of what is committed, up to \
-                 ten, eight of them under way beside the transactions."
+                "aws-sdk-sqs: eight `ReceiveMessage` of ten under way; `DeleteMessageBatch` of ten that are \
+                 committed, eight of them under way beside the transactions."
             }
             Self::Pubsub => {
                 "google-cloud-pubsub: one stream that may have 2,000 messages out; the handler of each message \

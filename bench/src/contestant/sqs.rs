@@ -1,5 +1,7 @@
 //! SQS, by Amazon's client alone: several receives of ten at once, and several requests that delete up to ten.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result, ensure};
 use aws_sdk_sqs::{
     Client,
@@ -25,6 +27,8 @@ const BATCH: usize = 10;
 const RECEIVES: usize = 8;
 /// How many requests that delete are under way at once: as many as the adapter has.
 const DELETES: usize = 8;
+/// How long a request that deletes waits to be full.
+const LINGER: Duration = Duration::from_millis(50);
 /// How long a receive waits at the service, in seconds.
 const WAIT: i32 = 4;
 /// For how long what was received is hidden from others, in seconds: the adapter's default.
@@ -55,10 +59,24 @@ impl Sqs {
     }
 }
 
-/// Deletes what waits, up to ten with a request.
-async fn delete_all(client: Client, url: String, mut handles: UnboundedReceiver<String>) -> Result<()> {
-    stream::poll_fn(move |context| handles.poll_recv(context))
-        .ready_chunks(BATCH)
+/// The next ten handles, or those that come within [`LINGER`].
+async fn some(mut handles: UnboundedReceiver<String>) -> Option<(Vec<String>, UnboundedReceiver<String>)> {
+    let mut some = vec![handles.recv().await?];
+    let more = async {
+        while some.len() < BATCH
+            && let Some(handle) = handles.recv().await
+        {
+            some.push(handle);
+        }
+    };
+    // Late ones have a request of their own.
+    drop(timeout(LINGER, more).await);
+    Some((some, handles))
+}
+
+/// Deletes what comes.
+async fn delete_all(client: Client, url: String, handles: UnboundedReceiver<String>) -> Result<()> {
+    stream::unfold(handles, some)
         .map(|handles| delete(&client, &url, handles))
         .buffer_unordered(DELETES)
         .try_collect()

@@ -1,4 +1,4 @@
-//! The benchmark still works, and its proof can fail. Needs INBOX_TEST_KAFKA and INBOX_TEST_POSTGRES.
+//! The benchmark still works, and its proof can fail. Needs the variables of all services.
 
 use std::{
     fs,
@@ -37,6 +37,20 @@ fn every_contestant_is_proved_and_reported() {
 }
 
 #[test]
+fn every_adapter_is_proved_and_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = folder.path().join("report.md");
+    let file = report.to_str().unwrap();
+    let output = bench(&["adapters", "--messages", "200", "--rounds", "1", "--report", file]).output().unwrap();
+    assert!(output.status.success(), "{}", show(&output));
+    assert_eq!(text(&output.stderr).matches("proved: 200 receipts").count(), 6, "{}", show(&output));
+    let written = fs::read_to_string(&report).unwrap();
+    for expected in ["| RabbitMQ | batch-4 ", "| Pub/Sub  | ours ", "ours : batch-4", "RabbitMQ 3", "moto"] {
+        assert!(written.contains(expected), "{expected} is missing in\n{written}");
+    }
+}
+
+#[test]
 fn a_loop_that_does_not_claim_is_caught() {
     let output = bench(&["--messages", "500", "--rounds", "1", "--only", "unclaimed"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", show(&output));
@@ -59,8 +73,15 @@ fn a_backlog_is_worked_off_and_reported() {
 
 #[test]
 fn without_servers_it_says_what_is_missing() {
-    for name in ["INBOX_TEST_KAFKA", "INBOX_TEST_POSTGRES"] {
-        let output = bench(&[]).env_remove(name).output().unwrap();
+    for (mode, name) in [
+        (&[][..], "INBOX_TEST_KAFKA"),
+        (&[], "INBOX_TEST_POSTGRES"),
+        (&["adapters"], "INBOX_TEST_RABBITMQ"),
+        (&["adapters"], "INBOX_TEST_SQS"),
+        (&["adapters"], "INBOX_TEST_PUBSUB"),
+        (&["adapters"], "INBOX_TEST_POSTGRES"),
+    ] {
+        let output = bench(mode).env_remove(name).output().unwrap();
         assert!(!output.status.success());
         assert!(text(&output.stderr).contains(&format!("{name} is not set")), "{}", show(&output));
     }
