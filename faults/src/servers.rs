@@ -238,7 +238,7 @@ impl Servers {
         match broker {
             Broker::Kafka => Ok(&self.kafka().await?.proxy),
             Broker::Sqlite => bail!("no proxy stands before a file"),
-            Broker::Rabbitmq | Broker::Sqs | Broker::Pubsub => {
+            Broker::Rabbitmq | Broker::Redis | Broker::Sqs | Broker::Pubsub => {
                 let proxy = self.proxies.values().find(|proxy| url.contains(&format!("{LOCAL}{}", proxy.port())));
                 proxy.context("no proxy stands before this broker")
             }

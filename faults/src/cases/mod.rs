@@ -182,13 +182,12 @@ impl Case {
             Self::BrokerStop | Self::BrokerCrash => matches!(pair.broker, Broker::Kafka | Broker::Rabbitmq),
             Self::ConnectionsClosed | Self::ChannelClosed => pair.broker == Broker::Rabbitmq,
             // Of Kafka, `black-hole-broker` and the broker's own crash say the same as a cut.
-            Self::QueueRemade | Self::ConnectionsCut => {
-                matches!(pair.broker, Broker::Rabbitmq | Broker::Sqs | Broker::Pubsub)
-            }
+            Self::ConnectionsCut => !matches!(pair.broker, Broker::Kafka | Broker::Sqlite),
+            Self::QueueRemade => matches!(pair.broker, Broker::Rabbitmq | Broker::Sqs | Broker::Pubsub),
             Self::Partitions | Self::Aborted => pair.broker == Broker::Kafka,
             Self::BlackHoleBroker => pair.broker != Broker::Sqlite,
             // Nothing extends a lease of the others but that the process lives.
-            Self::LeaseOut => matches!(pair.broker, Broker::Sqs | Broker::Pubsub),
+            Self::LeaseOut => matches!(pair.broker, Broker::Redis | Broker::Sqs | Broker::Pubsub),
         }
     }
 

@@ -89,7 +89,7 @@ async fn delete(broker: Broker, url: &str) -> anyhow::Result<()> {
             let name = format!("projects/{project}/subscriptions/{}", name()?);
             admin.build().await?.delete_subscription().set_subscription(name).send().await?;
         }
-        Broker::Kafka | Broker::Sqlite => anyhow::bail!("this broker's queue is not deleted"),
+        Broker::Kafka | Broker::Redis | Broker::Sqlite => anyhow::bail!("this broker's queue is not deleted"),
     }
     Ok(())
 }

@@ -180,6 +180,26 @@ pub(crate) fn down(names: Option<&[&str]>) -> Result<()> {
     state::write(&file, &state)
 }
 
+/// Starts those of the named services anew, empty and where they were, that are worn out by what they did so far.
+pub(crate) fn renew(names: &[&str]) -> Result<()> {
+    let folder = folder()?;
+    let _lock = lock(&folder)?;
+    let file = folder.join("state");
+    let mut state = state::read(&file);
+    let worn = |running: &Running| pubsub::is_worn(running) && names.contains(&running.name.as_str());
+    for running in state.iter_mut().filter(|running| worn(running)) {
+        let Some(service) = ALL.iter().find(|service| service.name == running.name) else { continue };
+        end(running, service.stop)?;
+        let renewed = start(service, &Start { folder: &folder, last: Some(running), variables: &[] })?;
+        let same = renewed.url == running.url;
+        *running = renewed;
+        if !same {
+            bail!("{}: its port was taken by somebody else while it was started anew", service.name);
+        }
+    }
+    state::write(&file, &state)
+}
+
 /// Says of every service whether it can be used; false when one cannot.
 pub(crate) fn status() -> Result<bool> {
     let state = state::read(&folder()?.join("state"));

@@ -25,6 +25,9 @@ const READY: &str = "Server started, listening on";
 /// and goes on delivering to it. With the older part in front it does.
 const MIXED: &str = "cloud-pubsub-emulator-0.8.20-all.jar";
 const GRPC_API: &str = "1.68.1";
+/// How many threads it may have. It makes one for each key of an ordered subscription, which looks for work again and again
+/// and never ends: after a few thousand, requests take seconds.
+const MOST_THREADS: usize = 400;
 
 /// Pub/Sub as a service.
 pub(super) const SERVICE: Service = Service {
@@ -56,6 +59,12 @@ pub(super) fn possible() -> Result<()> {
          - or leave its tests out, outside CI: `cargo xtask test --without pubsub`, and with `services up` name the others",
         SERVICE.variable
     )
+}
+
+/// Whether it is the emulator, and slow by now.
+pub(super) fn is_worn(running: &Running) -> bool {
+    let threads = || fs::read_dir(format!("/proc/{}/task", running.pid)).map_or(0, Iterator::count);
+    running.name == SERVICE.name && running.alive() && threads() > MOST_THREADS
 }
 
 /// The emulator's program, wherever Google's installers put it.

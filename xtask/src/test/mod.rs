@@ -191,7 +191,8 @@ impl Run {
         let fresh = if self.without.is_empty() { table::check(&programs::suites(&programs)?) } else { Ok(()) };
         let show = |name: &str, said: &[u8]| println!("\n{name}\n{}", String::from_utf8_lossy(said));
         let variables = self.services.as_deref().unwrap_or_default();
-        let (mut counts, mut notes) = programs::run(&programs, variables, build.limit, show);
+        let (mut counts, mut notes) =
+            programs::run(&programs, variables, build.limit, || services::renew(&self.started), show);
         counts += Counts::one(fresh.is_ok());
         notes.extend(fresh.err().map(|error| format!("{error:#}")));
         let doc = self.without_what_is_left_out(doc);
@@ -228,6 +229,7 @@ impl Run {
             BTreeMap::new()
         };
         for invocation in invocations {
+            services::renew(&self.started)?;
             eprintln!("$ {}", invocation.shown());
             let mut command = match invocation.bin {
                 Some(name) => {

@@ -104,19 +104,23 @@ fn tests(executables: Vec<(Artifact, PathBuf)>) -> Result<Vec<Program>> {
     Ok(programs)
 }
 
-/// Runs them all one after the other, whatever fails, and gives `show` what each said when it has ended; the numbers of
-/// all, and what failed. A suite runs many cases at once by itself, and other tests look at the clock.
+/// Runs them all one after the other, each after `before`, whatever fails, and gives `show` what each said when it has
+/// ended; the numbers of all, and what failed. A suite runs many cases at once by itself, and other tests look at the clock.
 pub(crate) fn run(
     programs: &[Program],
     variables: &[(&'static str, String)],
     limit: Duration,
+    before: impl Fn() -> Result<()>,
     show: impl Fn(&str, &[u8]),
 ) -> (Counts, Vec<String>) {
     let (mut counts, mut failed) = (Counts::default(), Vec::new());
     for program in programs {
         let begun = Instant::now();
         let said = Collected::default();
-        let (more, note) = run_one(program, variables, limit, &said);
+        let (more, note) = match before() {
+            Ok(()) => run_one(program, variables, limit, &said),
+            Err(error) => (Counts::one(false), Some(format!("{error:#}"))),
+        };
         show(&format!("{} ({:.1} s)", program.name, begun.elapsed().as_secs_f64()), &said.bytes());
         counts += more;
         failed.extend(note.map(|note| format!("{}: {note}", program.name)));
@@ -204,9 +208,15 @@ mod tests {
         ];
         let shown = RefCell::new(Vec::new());
         let variables = [("INBOX_TEST_X", "url".to_owned())];
-        let (counts, failed) = run(&programs, &variables, Duration::from_secs(3), |name, said| {
-            shown.borrow_mut().push(format!("{name}{}", String::from_utf8_lossy(said)));
-        });
+        let (counts, failed) = run(
+            &programs,
+            &variables,
+            Duration::from_secs(3),
+            || Ok(()),
+            |name, said| {
+                shown.borrow_mut().push(format!("{name}{}", String::from_utf8_lossy(said)));
+            },
+        );
         assert_eq!(shown.borrow().len(), 4, "{shown:?}");
         assert_eq!(counts, Counts { passed: 9, failed: 2, skipped: 0 });
         assert_eq!(failed.len(), 2, "{failed:?}");

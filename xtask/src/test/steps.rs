@@ -158,8 +158,8 @@ impl Step {
             Self::OwnLoop => one(example("own_loop", &["--brokers", KAFKA, "--database", DIRECT], 0)),
             Self::Faults => Work::Commands(vec![
                 faults(&["--short"], 0),
-                faults(&["--short", "--case", "kill", "--broker", "redis"], 0),
                 faults(&with_cases("rabbitmq", &["kill", "connections-closed", "same-batch"]), 0),
+                faults(&with_cases("redis", &["kill", "connections-cut", "same-batch"]), 0),
                 faults(&with_cases("sqs", &["kill", "lease-out", "same-batch"]), 0),
                 faults(&with_cases("pubsub", &["kill", "same-batch"]), 0),
                 faults(&["--short", "--case", "kill", "--broker", "sqlite", "--saboteur", "ack-first"], 1),
