@@ -4,6 +4,7 @@
 use std::{
     collections::VecDeque,
     io,
+    pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -28,7 +29,7 @@ use crate::{
     config::RabbitMqConfig,
     connection::{self, Connected},
     convert, error,
-    settle::{self, Held, Returned},
+    settle::{self, Answers, Held, Returned},
 };
 
 /// Between attempts to consume again.
@@ -65,6 +66,7 @@ pub(crate) struct Subscription {
     consumer: Consumer,
     channel: Channel,
     session: Session,
+    answers: Arc<Answers>,
     /// The prefetch of the consumer.
     room: u16,
     since: Instant,
@@ -159,18 +161,19 @@ impl Shared {
         self.in_flight.settle(buffer.drain(..count).map(|(_, delivery)| delivery.receipt).collect())
     }
 
-    fn put(&self, session: &Session, delivery: lapin::message::Delivery) {
+    fn put(&self, session: &Session, answers: &Arc<Answers>, delivery: lapin::message::Delivery) {
         // In one step, as above.
         let mut buffer = self.buffer();
-        let delivery = self.take(session, delivery);
+        let delivery = self.take(session, answers, delivery);
         buffer.push_back((Instant::now(), delivery));
     }
 
-    fn take(&self, session: &Session, delivery: lapin::message::Delivery) -> Delivery {
+    fn take(&self, session: &Session, answers: &Arc<Answers>, delivery: lapin::message::Delivery) -> Delivery {
         let message = convert::message(&delivery.properties, delivery.data, &self.config.names);
         let print = settle::print(&message);
         let delivery_count = convert::delivery_count(&delivery.properties);
-        let held = Held { acker: delivery.acker, session: session.clone(), tag: delivery.delivery_tag, print };
+        answers.came(delivery.delivery_tag);
+        let held = Held { answers: Arc::clone(answers), tag: delivery.delivery_tag, print };
         Delivery {
             receipt: self.in_flight.hold(session, held),
             message,
@@ -187,10 +190,12 @@ impl Shared {
         let mut giving_back = FuturesUnordered::new();
         let mut look = tokio::time::interval(LOOK);
         let mut wanted = self.room.subscribe();
+        let answers = Arc::clone(&subscription.answers);
+        let mut late = pin!(answers.tell_late());
         loop {
             let limit = subscription.room;
             let more = async { wanted.wait_for(|room| *room > limit).await.map(|room| *room) };
-            let Subscription { consumer, channel, session, .. } = &mut *subscription;
+            let Subscription { consumer, channel, session, answers, .. } = &mut *subscription;
             tokio::select! {
                 biased;
                 () = self.closed.cancelled() => return End::Closed,
@@ -207,6 +212,7 @@ impl Shared {
                     giving_back.push(settle::give_back(self.in_flight.take_dropped(), &self.returned));
                 }
                 Some(()) = giving_back.next() => {}
+                never = &mut late => match never {},
                 _ = look.tick() => {
                     if !channel.status().connected() {
                         // It may be said meanwhile, in better words.
@@ -221,7 +227,7 @@ impl Shared {
                     let mut next = Some(next);
                     for _ in 0..AT_ONCE {
                         match next.take().or_else(|| consumer.next().now_or_never()) {
-                            Some(Some(Ok(delivery))) => self.put(session, delivery),
+                            Some(Some(Ok(delivery))) => self.put(session, answers, delivery),
                             Some(Some(Err(error))) => return End::Broken(error),
                             Some(None) => return End::Cancelled,
                             None => break,
@@ -237,12 +243,12 @@ impl Shared {
     /// another one on the same channel, and what is out stays out. Until it is settled it comes on top: an inbox has room for
     /// all at its first `receive`, so this is for callers that count otherwise.
     async fn widen(&self, subscription: &mut Subscription, room: u16) -> Result<(), lapin::Error> {
-        let Subscription { consumer, channel, session, .. } = subscription;
+        let Subscription { consumer, channel, session, answers, .. } = subscription;
         let work = async {
             channel.basic_cancel(consumer.tag(), BasicCancelOptions::default()).await?;
             // Behind what came before the answer is the stream's end.
             while let Some(delivery) = consumer.next().await {
-                self.put(session, delivery?);
+                self.put(session, answers, delivery?);
             }
             self.arrived.notify_one();
             *consumer = consumer_of(channel, &self.source, room).await?;
@@ -293,7 +299,9 @@ async fn on_channel(shared: &Shared, connected: &Connected, deadline: Instant) -
         let context = refusal(config, queue, &error);
         error::of(OPERATION, error).context(context)
     })?;
-    Ok(Subscription { consumer, channel, session: Session::new(), room, since: Instant::now() })
+    let session = Session::new();
+    let answers = Arc::new(Answers::new(channel.clone(), session.clone()));
+    Ok(Subscription { consumer, channel, session, answers, room, since: Instant::now() })
 }
 
 /// Which setting a refused subscription is about.
@@ -334,6 +342,7 @@ pub(crate) async fn keep(shared: Arc<Shared>, connected: Connected, ended: watch
         shared.end(&subscription.session);
         match end {
             End::Closed => {
+                subscription.answers.tell_all();
                 settle::arrived(&subscription.channel, subscription.consumer.tag(), &shared.source).await;
                 // While its channel is there: closing both at once is an error to lapin.
                 if let Some(connected) = connected.take() {

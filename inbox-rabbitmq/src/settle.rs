@@ -1,44 +1,165 @@
 //! How deliveries are settled: the one file where brokers differ.
 //!
-//! Each by an answer of its own, never `multiple`: that would settle what others still hold. All answers of a call are
-//! handed to lapin first and awaited then: one by one, each would wait for its own write.
+//! Acknowledgements share an answer where they can: what is acked waits a moment for what came before it, see
+//! [`tags`](crate::tags). A broker looks for each single one among all that are unanswered, and they come by the thousand.
 //!
-//! None is awaited longer than its session lives: an answer that is handed to lapin while it takes a connection down is
-//! forgotten there, and its future never ends.
+//! An answer is handed to lapin under the lock of the session's tags, by its channel, which puts it behind those before it
+//! when its future is first polled. (A delivery's own acker has a task of its own for each, and no order.) None is awaited
+//! longer than its session lives: an answer that is handed to lapin while it takes a connection down is forgotten there,
+//! and its future never ends.
 
 use std::{
     collections::HashMap,
+    convert::Infallible,
     hash::{DefaultHasher, Hash, Hasher},
-    sync::{Mutex, PoisonError},
-    time::Duration,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
-use futures_util::future::join_all;
+use futures_util::{FutureExt, future::join_all};
 use inbox_core::{Message, Session};
 use lapin::{
-    Acker, Channel,
+    Channel,
     options::{BasicAckOptions, BasicCancelOptions, BasicNackOptions, QueueDeclareOptions},
     types::{FieldTable, ShortString},
 };
+use tokio::sync::Notify;
+
+use crate::tags::Tags;
 
 /// How long is waited for a broker that is left.
 const FAREWELL: Duration = Duration::from_secs(2);
+/// How long an acknowledgement waits for what came before it. What is retried may be held for much longer.
+const GATHER: Duration = Duration::from_millis(10);
 
 /// What settles a delivery.
 #[derive(Debug)]
 pub(crate) struct Held {
-    pub(crate) acker: Acker,
-    pub(crate) session: Session,
+    pub(crate) answers: Arc<Answers>,
     /// Its number in the channel, by which deliveries are ordered.
     pub(crate) tag: u64,
     /// By which it is recognised when it comes back.
     pub(crate) print: u64,
 }
 
-/// Acknowledges; how many answers were sent. `Ok(false)` is none: the channel has ended, and nothing was sent.
+/// What the broker is told of a session's deliveries.
+#[derive(Debug)]
+pub(crate) struct Answers {
+    channel: Channel,
+    session: Session,
+    tags: Mutex<Tags>,
+    /// Something waits for what came before it.
+    gathered: Notify,
+}
+
+/// An answer that lapin has; ends when it is written.
+type Answer = Pin<Box<dyn Future<Output = lapin::Result<()>> + Send>>;
+
+impl Answers {
+    pub(crate) fn new(channel: Channel, session: Session) -> Self {
+        Self { channel, session, tags: Mutex::default(), gathered: Notify::new() }
+    }
+
+    fn tags(&self) -> MutexGuard<'_, Tags> {
+        self.tags.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A delivery has come.
+    pub(crate) fn came(&self, tag: u64) {
+        self.tags().came(tag);
+    }
+
+    /// Hands an answer to lapin; to be called under the lock.
+    fn hand_over(answer: impl Future<Output = lapin::Result<()>> + Send + 'static) -> Answer {
+        let mut answer: Answer = Box::pin(answer);
+        match answer.as_mut().now_or_never() {
+            Some(written) => Box::pin(std::future::ready(written)),
+            None => answer,
+        }
+    }
+
+    fn say_acked(&self, tag: u64, multiple: bool) -> Answer {
+        let channel = self.channel.clone();
+        Self::hand_over(async move { channel.basic_ack(tag, BasicAckOptions { multiple }).await })
+    }
+
+    /// Whether these are acknowledged: written, or kept for a moment by a session that lives.
+    async fn ack(&self, done: Vec<u64>) -> bool {
+        let answer = {
+            let mut tags = self.tags();
+            tags.ack(done, Instant::now());
+            let passed = tags.passed();
+            if tags.waits() {
+                self.gathered.notify_one();
+            }
+            passed.map(|tag| self.say_acked(tag, true))
+        };
+        match answer {
+            Some(answer) => self.is_written(answer).await,
+            None => !self.session.is_lost(),
+        }
+    }
+
+    /// Tells the broker of what has waited for long enough, as long as the session lives.
+    pub(crate) async fn tell_late(&self) -> Infallible {
+        loop {
+            self.gathered.notified().await;
+            tokio::time::sleep(GATHER).await;
+            let mut tags = self.tags();
+            // Written or not: who acked has been answered. When it is not, the session has ended.
+            drop(self.late(&mut tags, Instant::now() - GATHER));
+            if tags.waits() {
+                self.gathered.notify_one();
+            }
+        }
+    }
+
+    /// Tells the broker of everything that is acked, before the channel is left.
+    pub(crate) fn tell_all(&self) {
+        drop(self.late(&mut self.tags(), Instant::now()));
+    }
+
+    fn late(&self, tags: &mut Tags, since: Instant) -> Vec<Answer> {
+        let passed = tags.passed().map(|tag| self.say_acked(tag, true));
+        passed.into_iter().chain(tags.late(since).into_iter().map(|tag| self.say_acked(tag, false))).collect()
+    }
+
+    fn give_back(&self, tag: u64) -> Answer {
+        let channel = self.channel.clone();
+        // `nack`, not `reject`: quorum queues of RabbitMQ 4 count the latter towards the delivery limit.
+        let options = BasicNackOptions { multiple: false, requeue: true };
+        let mut tags = self.tags();
+        let answer = Self::hand_over(async move { channel.basic_nack(tag, options).await });
+        tags.given_back(tag);
+        answer
+    }
+
+    /// Whether an answer was written.
+    async fn is_written(&self, answer: Answer) -> bool {
+        tokio::select! {
+            biased;
+            written = answer => written.is_ok(),
+            () = self.session.lost() => false,
+        }
+    }
+}
+
+/// Acknowledges; how many of them by a session that lives. Of one that ends within a moment they may come again.
 pub(crate) async fn ack(held: Vec<Held>) -> usize {
-    let answers = held.iter().map(|held| sent(held, held.acker.ack(BasicAckOptions { multiple: false })));
-    join_all(answers).await.into_iter().filter(|sent| *sent).count()
+    let mut sessions: Vec<(Arc<Answers>, Vec<u64>)> = Vec::new();
+    for Held { answers, tag, .. } in held {
+        match sessions.iter_mut().find(|(of, _)| Arc::ptr_eq(of, &answers)) {
+            Some((_, tags)) => tags.push(tag),
+            None => sessions.push((answers, vec![tag])),
+        }
+    }
+    let mut acked = 0;
+    for (answers, tags) in sessions {
+        let count = tags.len();
+        acked += if answers.ack(tags).await { count } else { 0 };
+    }
+    acked
 }
 
 /// Gives deliveries back to the queue, in the order in which they came: a queue puts each at its old place, and hands it
@@ -48,11 +169,11 @@ pub(crate) async fn give_back(mut held: Vec<Held>, returned: &Returned) {
         return;
     }
     held.sort_unstable_by_key(|held| held.tag);
-    returned.note(&held);
-    // `nack`, not `reject`: quorum queues of RabbitMQ 4 count the latter towards the delivery limit.
-    let options = BasicNackOptions { multiple: false, requeue: true };
-    let answers = held.iter().map(|held| sent(held, held.acker.nack(options)));
-    let lost = join_all(answers).await.into_iter().filter(|sent| !sent).count();
+    returned.note(held.iter().map(|held| held.print));
+    // All are handed to lapin first and awaited then: one by one, each would wait for its own write.
+    let given: Vec<_> = held.iter().map(|held| (&held.answers, held.answers.give_back(held.tag))).collect();
+    let written = given.into_iter().map(|(answers, answer)| answers.is_written(answer));
+    let lost = join_all(written).await.into_iter().filter(|written| !written).count();
     if lost > 0 {
         // The channel has ended: the broker gives them back by itself.
         tracing::debug!(lost, "deliveries were not given back");
@@ -79,15 +200,6 @@ pub(crate) async fn arrived(channel: &Channel, consumer: ShortString, queue: &st
     }
 }
 
-/// Whether an answer was written.
-async fn sent(held: &Held, answer: impl Future<Output = lapin::Result<bool>>) -> bool {
-    tokio::select! {
-        biased;
-        sent = answer => matches!(sent, Ok(true)),
-        () = held.session.lost() => false,
-    }
-}
-
 /// What was given back by us and may come again: the broker marks it as redelivered, as it marks what was in flight when
 /// a consumer died.
 #[derive(Debug, Default)]
@@ -97,13 +209,13 @@ impl Returned {
     /// More than a channel can have out; others may have taken what never came back.
     const MOST: usize = 100_000;
 
-    fn note(&self, held: &[Held]) {
+    fn note(&self, given: impl Iterator<Item = u64>) {
         let mut prints = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if prints.len() > Self::MOST {
             prints.clear();
         }
-        for held in held {
-            *prints.entry(held.print).or_default() += 1;
+        for print in given {
+            *prints.entry(print).or_default() += 1;
         }
     }
 
@@ -137,19 +249,13 @@ pub(crate) fn print(message: &Message) -> u64 {
 #[cfg(test)]
 mod tests {
     use inbox_core::Bytes;
-    use lapin::message::Delivery;
 
     use super::*;
-
-    fn held(tag: u64, print: u64) -> Held {
-        let acker = Delivery::mock(tag, "".into(), "q".into(), false, Vec::new()).acker;
-        Held { acker, session: Session::new(), tag, print }
-    }
 
     #[test]
     fn what_was_given_back_is_known_once() {
         let returned = Returned::default();
-        returned.note(&[held(1, 7), held(2, 7), held(3, 8)]);
+        returned.note([7, 7, 8].into_iter());
         assert!(returned.take(7) && returned.take(7) && !returned.take(7));
         assert!(!returned.take(9));
         returned.clear();

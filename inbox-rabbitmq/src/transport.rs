@@ -60,8 +60,8 @@ impl RabbitMqTransport {
 
     /// How many deliveries the broker has handed to this consumer that are not settled: those that wait for a
     /// [`receive`](Transport::receive) and those that were received. Never more than callers of `receive` had room for,
-    /// with what they held, nor than the prefetch. The broker counts them as unacknowledged, which cannot be asked for over
-    /// AMQP.
+    /// with what they held, nor than the prefetch. The broker counts them as unacknowledged, and for a moment what was
+    /// acked; it cannot be asked for that over AMQP.
     #[must_use]
     pub fn unsettled(&self) -> usize {
         self.shared.in_flight.len()
