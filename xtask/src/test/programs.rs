@@ -21,6 +21,10 @@ use super::{
 pub(crate) const MESSAGES: &str = "--message-format=json-render-diagnostics";
 /// Targets that run the suite of `inbox-conformance`.
 const SUITES: [&str; 2] = ["conformance", "suite"];
+/// Tests of an adapter or a store, and how many of them run at once: most wait for a server most of the time, and all look
+/// at the clock, so not as many as of a suite.
+const BESIDE: (&str, &str) = ("it", "--test-threads=4");
+
 /// A test program that was built.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Program {
@@ -43,8 +47,13 @@ pub(crate) fn build(command: &mut Command, limit: Duration) -> Result<Vec<Progra
 
 /// Builds programs, and says where each is: `command` is a `cargo build` with [`MESSAGES`].
 pub(crate) fn build_bins(command: &mut Command, limit: Duration) -> Result<BTreeMap<String, PathBuf>> {
-    let bins = executables(command, limit)?.into_iter().filter(|(artifact, _)| artifact.target.is_bin());
-    Ok(bins.map(|(artifact, path)| (artifact.target.name, path)).collect())
+    Ok(bins(executables(command, limit)?))
+}
+
+/// The programs among them, by name; a program's own unit tests are another executable of that name.
+fn bins(executables: Vec<(Artifact, PathBuf)>) -> BTreeMap<String, PathBuf> {
+    let bins = executables.into_iter().filter(|(artifact, _)| artifact.target.is_bin() && !artifact.profile.test);
+    bins.map(|(artifact, path)| (artifact.target.name, path)).collect()
 }
 
 /// What cargo has built that can be run.
@@ -137,6 +146,7 @@ fn run_one(
 ) -> (Counts, Option<String>) {
     eprintln!("     Running {}", program.name);
     let mut command = Command::new(&program.path);
+    command.args((program.target == BESIDE.0).then_some(BESIDE.1));
     command.current_dir(&program.folder).envs(variables.iter().map(|(name, url)| (name, url)));
     let (mut counts, note) = match invoke(&mut command, limit, Some(said.output())) {
         Err(error) => (Counts::default(), Some(format!("{error:#}"))),
@@ -183,7 +193,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::RefCell;
+    use std::{cell::RefCell, path::Path};
 
     use super::*;
 
@@ -195,6 +205,25 @@ mod tests {
         std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         Program { name: name.to_owned(), target: name.to_owned(), path, folder }
+    }
+
+    #[test]
+    fn a_program_and_its_tests_are_told_apart() {
+        let message = |test: bool, path: &str| {
+            format!(
+                r#"{{"reason":"compiler-artifact","package_id":"path+file:///here/faults#0.1.0","features":[],"fresh":true,
+                "manifest_path":"/here/faults/Cargo.toml","filenames":["{path}"],"executable":"{path}","target":{{
+                "name":"faults","kind":["bin"],"crate_types":["bin"],"src_path":"/here/main.rs"}},"profile":{{
+                "opt_level":"0","debug_assertions":true,"overflow_checks":true,"test":{test}}}}}"#
+            )
+            .replace('\n', "")
+        };
+        let said = format!("{}\n{}\n", message(false, "/here/faults"), message(true, "/here/faults-1234"));
+        let all = named(said.as_bytes()).unwrap();
+        assert_eq!(bins(all.clone()), BTreeMap::from([("faults".to_owned(), PathBuf::from("/here/faults"))]));
+        let tests = tests(all).unwrap();
+        assert_eq!(tests.iter().map(|test| test.path.as_path()).collect::<Vec<_>>(), [Path::new("/here/faults-1234")]);
+        assert_eq!(tests[0].name, "faults faults");
     }
 
     #[test]
