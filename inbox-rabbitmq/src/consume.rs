@@ -65,10 +65,7 @@ pub(crate) struct Shared {
 pub(crate) struct Subscription {
     consumer: Consumer,
     channel: Channel,
-    session: Session,
     answers: Arc<Answers>,
-    /// The prefetch of the consumer.
-    room: u16,
     since: Instant,
 }
 
@@ -161,21 +158,21 @@ impl Shared {
         self.in_flight.settle(buffer.drain(..count).map(|(_, delivery)| delivery.receipt).collect())
     }
 
-    fn put(&self, session: &Session, answers: &Arc<Answers>, delivery: lapin::message::Delivery) {
+    fn put(&self, answers: &Arc<Answers>, delivery: lapin::message::Delivery) {
         // In one step, as above.
         let mut buffer = self.buffer();
-        let delivery = self.take(session, answers, delivery);
+        let delivery = self.take(answers, delivery);
         buffer.push_back((Instant::now(), delivery));
     }
 
-    fn take(&self, session: &Session, answers: &Arc<Answers>, delivery: lapin::message::Delivery) -> Delivery {
+    fn take(&self, answers: &Arc<Answers>, delivery: lapin::message::Delivery) -> Delivery {
         let message = convert::message(&delivery.properties, delivery.data, &self.config.names);
         let print = settle::print(&message);
         let delivery_count = convert::delivery_count(&delivery.properties);
         answers.came(delivery.delivery_tag);
         let held = Held { answers: Arc::clone(answers), tag: delivery.delivery_tag, print };
         Delivery {
-            receipt: self.in_flight.hold(session, held),
+            receipt: self.in_flight.hold(&answers.session, held),
             message,
             source: Source::new(Arc::clone(&self.source)),
             partition: None,
@@ -193,9 +190,9 @@ impl Shared {
         let answers = Arc::clone(&subscription.answers);
         let mut late = pin!(answers.tell_late());
         loop {
-            let limit = subscription.room;
+            let limit = answers.room();
             let more = async { wanted.wait_for(|room| *room > limit).await.map(|room| *room) };
-            let Subscription { consumer, channel, session, answers, .. } = &mut *subscription;
+            let Subscription { consumer, channel, .. } = &mut *subscription;
             tokio::select! {
                 biased;
                 () = self.closed.cancelled() => return End::Closed,
@@ -227,7 +224,7 @@ impl Shared {
                     let mut next = Some(next);
                     for _ in 0..AT_ONCE {
                         match next.take().or_else(|| consumer.next().now_or_never()) {
-                            Some(Some(Ok(delivery))) => self.put(session, answers, delivery),
+                            Some(Some(Ok(delivery))) => self.put(&answers, delivery),
                             Some(Some(Err(error))) => return End::Broken(error),
                             Some(None) => return End::Cancelled,
                             None => break,
@@ -243,12 +240,12 @@ impl Shared {
     /// another one on the same channel, and what is out stays out. Until it is settled it comes on top: an inbox has room for
     /// all at its first `receive`, so this is for callers that count otherwise.
     async fn widen(&self, subscription: &mut Subscription, room: u16) -> Result<(), lapin::Error> {
-        let Subscription { consumer, channel, session, answers, .. } = subscription;
+        let Subscription { consumer, channel, answers, .. } = subscription;
         let work = async {
             channel.basic_cancel(consumer.tag(), BasicCancelOptions::default()).await?;
             // Behind what came before the answer is the stream's end.
             while let Some(delivery) = consumer.next().await {
-                self.put(session, answers, delivery?);
+                self.put(answers, delivery?);
             }
             self.arrived.notify_one();
             *consumer = consumer_of(channel, &self.source, room).await?;
@@ -257,7 +254,7 @@ impl Shared {
         let done: Result<(), lapin::Error> = tokio::time::timeout(self.config.connect_timeout, work)
             .await
             .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()));
-        done.map(|()| subscription.room = room)
+        done.map(|()| subscription.answers.widened(room))
     }
 
     /// Nothing of the session settles anything any more, and nothing of it is handed over.
@@ -299,9 +296,8 @@ async fn on_channel(shared: &Shared, connected: &Connected, deadline: Instant) -
         let context = refusal(config, queue, &error);
         error::of(OPERATION, error).context(context)
     })?;
-    let session = Session::new();
-    let answers = Arc::new(Answers::new(channel.clone(), session.clone()));
-    Ok(Subscription { consumer, channel, session, answers, room, since: Instant::now() })
+    let answers = Arc::new(Answers::new(channel.clone(), room));
+    Ok(Subscription { consumer, channel, answers, since: Instant::now() })
 }
 
 /// Which setting a refused subscription is about.
@@ -339,7 +335,7 @@ pub(crate) async fn keep(shared: Arc<Shared>, connected: Connected, ended: watch
         drop(shared.refusal());
         shared.consumes(true);
         let end = shared.serve(&mut subscription).await;
-        shared.end(&subscription.session);
+        shared.end(&subscription.answers.session);
         match end {
             End::Closed => {
                 subscription.answers.tell_all();

@@ -94,7 +94,7 @@
 //! - Nothing is handed out before the first `receive`, which says how much there is room for. All of that may be in memory:
 //!   there is no bound in bytes before a message is received. Lower `prefetch` for large bodies.
 //! - An ack is not confirmed: one that is written into a connection that is breaking counts as acked here, and the message
-//!   comes again. So does one that waits, for 10 ms at most, for what came before it, to share an answer with it: a broker
+//!   comes again. So does one that waits, for 200 ms at most, for what came before it, to share an answer with it: a broker
 //!   looks for each single one among all that are unacknowledged. `close` waits for them: a channel keeps acks to a quorum queue back, and they would end with it.
 //! - A queue that is deleted, a virtual host that is gone, a permission that is taken away do not end the transport: it
 //!   tries again for ever, [`connected`](inbox_core::Transport::connected) is false, and the log says why.

@@ -13,7 +13,10 @@ use std::{
     convert::Infallible,
     hash::{DefaultHasher, Hash, Hasher},
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU16, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -30,8 +33,9 @@ use crate::tags::Tags;
 
 /// How long is waited for a broker that is left.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// How long an acknowledgement waits for what came before it. What is retried may be held for much longer.
-const GATHER: Duration = Duration::from_millis(10);
+/// How long an acknowledgement waits for what came before it: longer than the transaction of another lane takes, or each
+/// would need an answer of its own. What is retried may be held for much longer.
+const GATHER: Duration = Duration::from_millis(200);
 
 /// What settles a delivery.
 #[derive(Debug)]
@@ -47,7 +51,9 @@ pub(crate) struct Held {
 #[derive(Debug)]
 pub(crate) struct Answers {
     channel: Channel,
-    session: Session,
+    pub(crate) session: Session,
+    /// The prefetch of the consumer: how many deliveries the broker lets be unanswered.
+    room: AtomicU16,
     tags: Mutex<Tags>,
     /// Something waits for what came before it.
     gathered: Notify,
@@ -57,8 +63,17 @@ pub(crate) struct Answers {
 type Answer = Pin<Box<dyn Future<Output = lapin::Result<()>> + Send>>;
 
 impl Answers {
-    pub(crate) fn new(channel: Channel, session: Session) -> Self {
-        Self { channel, session, tags: Mutex::default(), gathered: Notify::new() }
+    pub(crate) fn new(channel: Channel, room: u16) -> Self {
+        let (session, room) = (Session::new(), AtomicU16::new(room));
+        Self { channel, session, room, tags: Mutex::default(), gathered: Notify::new() }
+    }
+
+    pub(crate) fn room(&self) -> u16 {
+        self.room.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn widened(&self, room: u16) {
+        self.room.store(room, Ordering::Relaxed);
     }
 
     fn tags(&self) -> MutexGuard<'_, Tags> {
@@ -89,11 +104,14 @@ impl Answers {
         let answer = {
             let mut tags = self.tags();
             tags.ack(done, Instant::now());
-            let passed = tags.passed();
-            if tags.waits() {
+            let passed = tags.passed().map(|tag| self.say_acked(tag, true));
+            if tags.crowd(self.room()) {
+                // Not waited for: what it would wait for is not theirs.
+                drop(self.late(&mut tags, Instant::now()));
+            } else if tags.waits() {
                 self.gathered.notify_one();
             }
-            passed.map(|tag| self.say_acked(tag, true))
+            passed
         };
         match answer {
             Some(answer) => self.is_written(answer).await,

@@ -53,6 +53,11 @@ impl Tags {
         self.acked.extract_if(.., |_, acked| *acked <= since).map(|(tag, _)| tag).collect()
     }
 
+    /// Whether what waits takes half of the `room` for what is unanswered, without which the broker sends nothing more.
+    pub(crate) fn crowd(&self, room: u16) -> bool {
+        self.acked.len() * 2 > usize::from(room)
+    }
+
     /// Whether the broker has not been told of something that is acked.
     pub(crate) fn waits(&self) -> bool {
         !self.acked.is_empty()
@@ -157,6 +162,7 @@ mod tests {
         assert_eq!(tags.passed(), Some(1));
         tags.ack([3], early);
         tags.ack([4], now);
+        assert!(tags.crowd(3) && !tags.crowd(4));
         assert_eq!(tags.passed(), None);
         assert_eq!(tags.late(early), [3]);
         assert!(tags.waits());

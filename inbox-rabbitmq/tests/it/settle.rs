@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use inbox_core::Transport;
+use inbox_core::{Capacity, Transport};
 use inbox_rabbitmq::QueueType;
 
 use crate::support::{Queue, ack, empty, number, quiet, receive};
@@ -98,5 +98,29 @@ async fn an_ack_settles_only_its_own() {
     left.sort_unstable();
     assert_eq!(left, (0..9).collect::<Vec<_>>());
     quiet(&next, Duration::from_millis(300)).await;
+    queue.delete().await;
+}
+
+/// What is acked behind a message that is held takes room at the broker until it is told, which it is soon.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_is_held_for_long_does_not_hold_up_the_others() {
+    let queue = Queue::new().await;
+    queue.publish(0..1_000).await;
+    let transport = queue.consumer().await;
+    let room = Capacity { messages: 10, bytes: usize::MAX };
+    let mut first = transport.receive(room).await.unwrap();
+    let held = first.remove(0);
+    ack(&transport, first).await;
+    let started = Instant::now();
+    // Were each ack kept for as long as it may be, this would take 20 seconds.
+    let mut last = 0;
+    while last < 999 {
+        let more = transport.receive(Capacity { messages: 9, bytes: usize::MAX }).await.unwrap();
+        last = more.iter().map(number).max().unwrap_or(0).max(last);
+        ack(&transport, more).await;
+    }
+    assert!(started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
+    ack(&transport, vec![held]).await;
+    empty(&queue, transport).await;
     queue.delete().await;
 }
