@@ -19,9 +19,6 @@ pub(crate) enum Step {
     Tidy,
     /// All tests of all crates.
     Tests,
-    /// The compiler's words about common mistakes. Apart from the other tests: with all features its own build of
-    /// everything takes minutes and says the same.
-    CompileFail,
     /// Documentation builds without a warning.
     Doc,
     /// The README's program runs.
@@ -90,7 +87,6 @@ impl Step {
             Self::Clippy => "clippy",
             Self::Tidy => "tidy",
             Self::Tests => "tests",
-            Self::CompileFail => "compile-fail",
             Self::Doc => "doc",
             Self::Quickstart => "quickstart",
             Self::Chaos => "chaos",
@@ -131,7 +127,6 @@ impl Step {
                 Invocation::of(&["test", "--workspace", "--all-features", "--no-run", MESSAGES]),
                 Invocation::of(&["test", "--workspace", "--all-features", "--doc", "--no-fail-fast"]),
             ),
-            Self::CompileFail => one(Invocation::of(&["test", "-p", "inbox-rs", "--test", "compile_fail"])),
             Self::Doc => one(Invocation {
                 variables: &[("RUSTDOCFLAGS", "-D warnings")],
                 ..Invocation::of(&["doc", "--workspace", "--no-deps", "--all-features"])
