@@ -10,14 +10,14 @@
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
      SET LOCAL idle_in_transaction_session_timeout = 0";
 
-/// Begins a transaction for handlers. The session's own `lock_timeout` and the bound of a handler's statements are kept
-/// aside; [`CLAIM`] puts both in force.
+/// Begins a transaction for handlers, with the bounds of its claim. That of a handler's statements is kept aside;
+/// [`CLAIM`] puts it in force.
+///
+/// `SET` where `SELECT set_config(…)` would do: nothing is planned and run for it, which is noticed with small batches.
 pub fn begin(lock_timeout_ms: i64, claim_timeout_ms: i64, statement_timeout_ms: i64) -> String {
     format!(
-        "{BEGIN}; SELECT set_config('inbox.lock_timeout', current_setting('lock_timeout'), true), \
-         set_config('inbox.statement_timeout', '{statement_timeout_ms}', true), \
-         set_config('lock_timeout', '{lock_timeout_ms}', true), \
-         set_config('statement_timeout', '{claim_timeout_ms}', true)"
+        "{BEGIN}; SET LOCAL inbox.statement_timeout = {statement_timeout_ms}; \
+         SET LOCAL lock_timeout = {lock_timeout_ms}; SET LOCAL statement_timeout = {claim_timeout_ms}"
     )
 }
 
@@ -33,8 +33,10 @@ pub fn begin_pooled<'a>(begin: &str, settings: impl IntoIterator<Item = (&'a str
     let quoted = |text: &str| format!("E'{}'", text.replace('\\', r"\\").replace('\'', "''"));
     let (begin, rest) = begin.split_once("; ").unwrap_or((begin, "SELECT"));
     let set = settings.into_iter().map(|(name, value)| {
-        let (name, value) = (quoted(name), quoted(value));
-        format!("SELECT set_config({name}, {value}, true); ")
+        // To be put in force again by [`CLAIM`]: the session does not have it.
+        let kept = if name.eq_ignore_ascii_case("lock_timeout") { "inbox.lock_timeout" } else { name };
+        let (name, kept, value) = (quoted(name), quoted(kept), quoted(value));
+        format!("SELECT set_config({name}, {value}, true), set_config({kept}, {value}, true); ")
     });
     format!("{begin}; {DEALLOCATE}; {}{rest}", set.collect::<String>())
 }
@@ -63,8 +65,9 @@ pub const BEGIN_READ: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; \
 /// Makes the server notice within a second that a connection in doubt was closed in the middle of a statement.
 pub const NOTICE_CLOSED_CONNECTIONS: &str = "SET client_connection_check_interval = '1s'";
 
-/// Claims ids, in ascending order; puts a guard row under the transaction; and, once no wait can follow, ends the claim's
-/// own bounds.
+/// Claims ids, in ascending order; says which are new, and of the others, in the same order, by which fingerprint they
+/// were claimed before (NULL where that claim is gone); puts a guard row under the transaction; and, once no wait can
+/// follow, ends the claim's own bounds: `lock_timeout` is the session's again.
 ///
 /// The guard row's deferred foreign key points at a row that never exists: a COMMIT that is not preceded by [`FINISH`],
 /// which deletes it, fails with 23503 and takes claims and effects along. It also gives the transaction an id when
@@ -80,24 +83,17 @@ pub const CLAIM: &str = "\
         ON CONFLICT (consumer, message_id) DO NOTHING
         RETURNING message_id
     )
-    SELECT pg_current_xact_id()::text::bigint, coalesce(array_agg(message_id), '{}'),
-        set_config('lock_timeout', current_setting('inbox.lock_timeout'), true),
+    SELECT pg_current_xact_id()::text::bigint, new.ids,
+        CASE WHEN cardinality(new.ids) < cardinality($2) THEN inbox.fingerprints($1, $2, new.ids) END,
+        set_config('lock_timeout', nullif(current_setting('inbox.lock_timeout', true), ''), true),
         set_config('statement_timeout', current_setting('inbox.statement_timeout'), true)
-    FROM claimed";
+    FROM (SELECT coalesce(array_agg(message_id), '{}') AS ids FROM claimed) AS new";
 
-/// The fingerprints of ids that others have claimed: a statement of its own, whose snapshot is newer than their commits.
+/// Takes claims of the same transaction back.
 ///
 /// One look into the index for each id, whatever the table's statistics say: of a young table they say that it is empty,
 /// or that there are few ids, and then `= ANY` reads every claim of the consumer. For the same reason no plan of it may be
 /// kept: send it unprepared.
-pub const FINGERPRINTS: &str = "\
-    SELECT claim.message_id, claim.fingerprint
-    FROM unnest($2::uuid[]) AS wanted (id)
-    CROSS JOIN LATERAL (
-        SELECT message_id, fingerprint FROM inbox.claims WHERE consumer = $1 AND message_id = wanted.id LIMIT 1
-    ) AS claim";
-
-/// Takes claims of the same transaction back. Planned as [`FINGERPRINTS`]: send it unprepared, too.
 pub const UNCLAIM: &str = "\
     DELETE FROM inbox.claims WHERE ctid = ANY (ARRAY(
         SELECT claim.place
@@ -155,7 +151,7 @@ pub const LOCK_MIGRATION: &str = "SELECT pg_advisory_xact_lock(75965541728011101
 pub const SET_VERSION: &str = "INSERT INTO inbox.schema_version (version) VALUES ($1)";
 
 /// What brings the schema from version n to n + 1, at index n. A published one never changes.
-pub const MIGRATIONS: [&str; 1] = [include_str!("v1.sql")];
+pub const MIGRATIONS: [&str; 2] = [include_str!("v1.sql"), include_str!("v2.sql")];
 
 /// The number of a consumer.
 pub const CONSUMER: &str = "SELECT number FROM inbox.consumers WHERE name = $1";

@@ -173,7 +173,7 @@ impl Connections {
     }
 
     /// Begins a transaction by `statement`. The connection that it meets may have died while it was idle, so that it is
-    /// tried once more than there can be such connections.
+    /// tried once more than there can be such connections; but not where the server has refused a new one.
     pub(crate) async fn begin_with(
         &self,
         operation: &'static str,
@@ -188,7 +188,7 @@ impl Connections {
         for _ in 0..self.most {
             match self.try_begin(statement.clone(), deadline).await {
                 Some(Ok(tx)) => return Ok(tx),
-                Some(Err(error)) if is_lost(&error) && Instant::now() < deadline => {}
+                Some(Err(error)) if is_lost(&error) && !kind_of(&error).is_fatal() && Instant::now() < deadline => {}
                 Some(Err(error)) => return Err(self.no_connection(operation, error).await),
                 None => return Err(self.no_answer(operation, self.connect_timeout)),
             }

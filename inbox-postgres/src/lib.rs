@@ -28,6 +28,7 @@
 //! | --- | --- |
 //! | `claims` | a row for each processed message and consumer: about 108 bytes with both indexes when ids are UUIDv7. Nothing is pruned in this version |
 //! | `failures` | messages that are quarantined, with content, and attempts that are counted |
+//! | `fingerprints()` | how a claim compares what was claimed before; in PL/pgSQL |
 //! | `consumers` | a number for each consumer's name |
 //! | `guard`, `nothing` | how COMMITs that are not the store's are refused; `guard` is unlogged and empty but for open transactions, and needs autovacuum |
 //! | `schema_version` | the version of these tables |
@@ -47,6 +48,7 @@
 //! GRANT SELECT, INSERT ON inbox.consumers TO app;
 //! GRANT SELECT, INSERT, DELETE ON inbox.claims, inbox.guard TO app;
 //! GRANT SELECT, INSERT, UPDATE, DELETE ON inbox.failures TO app;
+//! GRANT EXECUTE ON FUNCTION inbox.fingerprints TO app; -- where PUBLIC does not have it
 //! ```
 //!
 //! # Connections

@@ -74,32 +74,6 @@ impl PgInboxStore {
         &self.inner.connections
     }
 
-    /// The others' fingerprints decide between duplicate and conflict.
-    async fn compare(
-        &self,
-        tx: &mut PgTransaction<'static>,
-        consumer: ConsumerId,
-        others: &[Candidate],
-        found: &mut HashMap<MessageId, Claim>,
-    ) -> Result<(), StoreError> {
-        let ids = uuids(others.iter().map(|other| other.id));
-        let query = sqlx::query_as::<_, (Uuid, i32)>(sql::FINGERPRINTS).bind(consumer.0).bind(ids).persistent(false);
-        let rows = self.connections().ask("claim", query.fetch_all(&mut **tx)).await?;
-        let claimed: HashMap<Uuid, i32> = rows.into_iter().collect();
-        for other in others {
-            let claim = match claimed.get(&other.id.as_uuid()) {
-                Some(fingerprint) if *fingerprint == other.fingerprint => Claim::Duplicate,
-                Some(_) => Claim::Conflict,
-                None => {
-                    return Err(StoreError::new(StoreErrorKind::Contention, "claim")
-                        .context(format!("the claim of {} was deleted while it was looked at", other.id)));
-                }
-            };
-            found.insert(other.id, claim);
-        }
-        Ok(())
-    }
-
     /// Our last statement before COMMIT.
     async fn finish(&self, tx: &mut PgTransaction<'static>, claims: &Claims) -> Result<(), StoreError> {
         if depth(tx) != 1 {
@@ -202,19 +176,20 @@ impl InboxStore for PgInboxStore {
         let ids = uuids(candidates.iter().map(|candidate| candidate.id));
         let fingerprints: Vec<i32> = candidates.iter().map(|candidate| candidate.fingerprint).collect();
         let times: Vec<Option<PgTime>> = candidates.iter().map(|candidate| candidate.time.map(PgTime::from)).collect();
-        let query =
-            sqlx::query_as::<_, (i64, Vec<Uuid>)>(sql::CLAIM).bind(consumer.0).bind(ids).bind(fingerprints).bind(times);
+        let query = sqlx::query_as::<_, (i64, Vec<Uuid>, Option<Vec<Option<i32>>>)>(sql::CLAIM)
+            .bind(consumer.0)
+            .bind(ids)
+            .bind(fingerprints)
+            .bind(times);
         let Some(answer) = self.connections().answer(query.fetch_one(&mut **tx)).await else {
             return Err(StoreError::new(StoreErrorKind::Unavailable, "claim").context("no answer to the claim"));
         };
-        let (transaction, new) = answer.map_err(claim_error)?;
+        let (transaction, new, fingerprints) = answer.map_err(claim_error)?;
         let mut found: HashMap<MessageId, Claim> =
             new.into_iter().map(|id| (MessageId::from_uuid(id), Claim::New)).collect();
         let others: Vec<Candidate> =
             candidates.into_iter().filter(|candidate| !found.contains_key(&candidate.id)).collect();
-        if !others.is_empty() {
-            self.compare(tx, consumer, &others, &mut found).await?;
-        }
+        found.extend(compare(&others, &fingerprints.unwrap_or_default())?);
         Ok(Claims::new(consumer, transaction.unsigned_abs(), found))
     }
 
@@ -296,6 +271,24 @@ impl PgInboxStore {
         }
         Err(StoreError::new(StoreErrorKind::Contention, "register").context("the consumer was deleted just now"))
     }
+}
+
+/// The fingerprints by which others were claimed before decide between duplicate and conflict.
+fn compare(others: &[Candidate], fingerprints: &[Option<i32>]) -> Result<Vec<(MessageId, Claim)>, StoreError> {
+    if others.len() != fingerprints.len() {
+        return Err(StoreError::new(StoreErrorKind::Unexpected, "claim").context(format!(
+            "{} ids are not new, and the database has answered with {} fingerprints",
+            others.len(),
+            fingerprints.len()
+        )));
+    }
+    let verdicts = others.iter().zip(fingerprints).map(|(other, fingerprint)| match fingerprint {
+        Some(fingerprint) if *fingerprint == other.fingerprint => Ok((other.id, Claim::Duplicate)),
+        Some(_) => Ok((other.id, Claim::Conflict)),
+        None => Err(StoreError::new(StoreErrorKind::Contention, "claim")
+            .context(format!("the claim of {} was deleted while it was looked at", other.id))),
+    });
+    verdicts.collect()
 }
 
 fn uuids(ids: impl Iterator<Item = MessageId>) -> Vec<Uuid> {

@@ -201,12 +201,11 @@ impl InboxStore for OwnStore {
         let rows = tx.ask(sql::CLAIM, &[&consumer.0, &ids, &fingerprints, &times]).await.map_err(claim_error)?;
         let row = rows.first().ok_or_else(|| StoreError::new(StoreErrorKind::Unexpected, "claim"))?;
         let (transaction, new): (i64, Vec<Uuid>) = (column(row, 0)?, column(row, 1)?);
+        let fingerprints: Option<Vec<Option<i32>>> = column(row, 2)?;
         let mut found: HashMap<MessageId, Claim> =
             new.into_iter().map(|id| (MessageId::from_uuid(id), Claim::New)).collect();
         let others: Vec<Candidate> = candidates.into_iter().filter(|other| !found.contains_key(&other.id)).collect();
-        if !others.is_empty() {
-            found.extend(compare(tx, consumer, &others).await?);
-        }
+        found.extend(compare(&others, &fingerprints.unwrap_or_default())?);
         Ok(Claims::new(consumer, transaction.unsigned_abs(), found))
     }
 
@@ -245,15 +244,16 @@ impl InboxStore for OwnStore {
     }
 }
 
-/// The others' fingerprints decide between duplicate and conflict.
-async fn compare(tx: &Tx, consumer: ConsumerId, others: &[Candidate]) -> Result<HashMap<MessageId, Claim>, StoreError> {
-    let ids: Vec<Uuid> = others.iter().map(|other| other.id.as_uuid()).collect();
-    let rows = tx.ask_anew(sql::FINGERPRINTS, &[&consumer.0, &ids]).await.map_err(|error| refused("claim", error))?;
-    let mut claimed = HashMap::new();
-    for row in &rows {
-        claimed.insert(column::<Uuid>(row, 0)?, column::<i32>(row, 1)?);
+/// The fingerprints by which others were claimed before decide between duplicate and conflict.
+fn compare(others: &[Candidate], fingerprints: &[Option<i32>]) -> Result<Vec<(MessageId, Claim)>, StoreError> {
+    if others.len() != fingerprints.len() {
+        return Err(StoreError::new(StoreErrorKind::Unexpected, "claim").context(format!(
+            "{} ids are not new, and there are {} fingerprints",
+            others.len(),
+            fingerprints.len()
+        )));
     }
-    let verdicts = others.iter().map(|other| match claimed.get(&other.id.as_uuid()) {
+    let verdicts = others.iter().zip(fingerprints).map(|(other, fingerprint)| match fingerprint {
         Some(fingerprint) if *fingerprint == other.fingerprint => Ok((other.id, Claim::Duplicate)),
         Some(_) => Ok((other.id, Claim::Conflict)),
         None => Err(StoreError::new(StoreErrorKind::Contention, "claim")

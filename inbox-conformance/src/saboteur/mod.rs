@@ -198,6 +198,11 @@ pub const SABOTEURS: &[Saboteur] = &[
         &["s04_another_fingerprint_is_a_conflict", "e22_a_second_content_of_an_id_is_kept"],
     ),
     store(
+        StoreSabotage::MixesFingerprints,
+        "compares the fingerprints of a batch in another order than that of its ids",
+        &["s04_another_fingerprint_is_a_conflict"],
+    ),
+    store(
         StoreSabotage::UnclaimsNothing,
         "leaves the claims of what did not run",
         &["s05_an_unclaimed_id_is_new_again", "e11_a_batch_that_takes_too_long_is_cut"],

@@ -32,6 +32,7 @@ pub enum StoreSabotage {
     NeverWaits,
     SwallowsClaimTimeout,
     IgnoresFingerprint,
+    MixesFingerprints,
     UnclaimsNothing,
     CommitsUnresolved,
     IgnoresAborted,
@@ -216,6 +217,15 @@ impl<St: InboxStore> InboxStore for SabotagedStore<St> {
                 let alike: Vec<Candidate> =
                     candidates.iter().map(|candidate| Candidate { fingerprint: 0, ..*candidate }).collect();
                 self.inner.claim(tx, consumer, &alike).await
+            }
+            StoreSabotage::MixesFingerprints => {
+                let backwards = candidates.iter().rev();
+                let mixed: Vec<Candidate> = candidates
+                    .iter()
+                    .zip(backwards)
+                    .map(|(candidate, other)| Candidate { fingerprint: other.fingerprint, ..*candidate })
+                    .collect();
+                self.inner.claim(tx, consumer, &mixed).await
             }
             StoreSabotage::ClaimsOneByOne => {
                 let mut all = HashMap::new();

@@ -275,6 +275,27 @@ async fn s04_another_fingerprint_is_a_conflict<S: StoreSubject>(stage: StoreStag
         );
     }
     ensure_eq!(stage.found(&[a]).await?, vec![Some(Claim::Duplicate)], "the same fingerprint again");
+    // Each id with one of its own, in another order than the ids', so that a store which takes one for another's is found
+    // out.
+    let many: [MessageId; 40] = ids();
+    let (old, mixed): (Vec<_>, Vec<_>) = many
+        .into_iter()
+        .zip((0..).map(|n| n * 17 % 40))
+        .map(|(id, own)| match own % 3 {
+            0 => (None, (other(id, own), Claim::New)),
+            1 => (Some(other(id, own)), (other(id, own), Claim::Duplicate)),
+            _ => (Some(other(id, own)), (other(id, own + 40), Claim::Conflict)),
+        })
+        .unzip();
+    let old: Vec<Candidate> = old.into_iter().flatten().collect();
+    let (tx, mut claims) = stage.claim(&old).await?;
+    old.iter().for_each(|old| claims.done(old.id));
+    stage.store.commit(tx, claims).await?;
+    let (again, expected): (Vec<Candidate>, Vec<Claim>) = mixed.into_iter().rev().unzip();
+    let (tx, claims) = stage.claim(&again).await?;
+    stage.store.rollback(tx).await?;
+    let found: Vec<_> = again.iter().map(|again| claims.get(again.id)).collect();
+    ensure_eq!(found, expected.into_iter().map(Some).collect::<Vec<_>>(), "of 40, each with a fingerprint of its own");
     Ok(())
 }
 

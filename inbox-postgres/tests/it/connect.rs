@@ -2,7 +2,10 @@
 
 use std::{
     io::Write,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -113,6 +116,43 @@ async fn pooler(server: String, listener: TcpListener, setting: &'static str) {
             upstream.write_all(&startup[..length]).await.expect("writes");
             drop(tokio::io::copy_bidirectional(&mut client, &mut upstream).await);
         });
+    }
+}
+
+/// A password that is wrong six times may lock the account.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_server_refuses_is_not_asked_for_again() {
+    let real = url::Url::parse(&url()).expect("a URL");
+    let server = format!("{}:{}", real.host_str().expect("a host"), real.port().unwrap_or(5432));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("binds");
+    let port = listener.local_addr().expect("an address").port();
+    let asked = Arc::new(AtomicUsize::new(0));
+    let mut tasks = JoinSet::new();
+    let count = Arc::clone(&asked);
+    tasks.spawn(async move {
+        let mut pairs = JoinSet::new();
+        loop {
+            let (mut client, _) = listener.accept().await.expect("accepts");
+            count.fetch_add(1, Ordering::Relaxed);
+            let mut upstream = TcpStream::connect(&server).await.expect("connects");
+            pairs.spawn(async move { drop(tokio::io::copy_bidirectional(&mut client, &mut upstream).await) });
+        }
+    });
+    let through = |change: fn(&mut url::Url)| {
+        url_with(|url| {
+            url.set_ip_host([127, 0, 0, 1].into()).expect("a host");
+            url.set_port(Some(port)).expect("a port");
+            change(url);
+        })
+    };
+    for (url, kind) in [
+        (through(|url| url.set_password(Some(SECRET)).expect("a password")), StoreErrorKind::Unauthorized),
+        (through(|url| url.set_path("no_such_database")), StoreErrorKind::InvalidConfig),
+    ] {
+        let store = PgConfig::url(&url).expect("a URL").open().expect("a store");
+        asked.store(0, Ordering::Relaxed);
+        let error = within(20, store.begin(&Limits::default())).await.expect_err("refused");
+        assert_eq!((error.kind(), asked.load(Ordering::Relaxed)), (kind, 1), "{}", report(&error));
     }
 }
 

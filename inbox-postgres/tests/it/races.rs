@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use inbox_core::{Candidate, Claim, Inbox, InboxStore, Limits};
-use inbox_postgres::PgConfig;
+use inbox_postgres::{PgConfig, sqlx};
 use std::time::Duration;
 use tokio::{sync::Barrier, task::JoinSet};
 
@@ -86,5 +86,40 @@ async fn overlapping_claims_wait_for_each_other_and_never_deadlock() {
         }
         assert!(times.values().all(|times| *times == 1), "an id was new twice");
     }
+    bench.close().await;
+}
+
+/// Without being made again: what it reads of the other claim has to be newer than itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_waited_sees_what_it_waited_for() {
+    let bench = Bench::new("waited").await;
+    let consumer = bench.store.register(&bench.name).await.expect("registers");
+    let patient = Limits { claim_wait: Duration::from_secs(20), ..Limits::default() };
+    let (same, content, new) = (candidate(), candidate(), candidate());
+    let mut tx = bench.store.begin(&patient).await.expect("begins");
+    let mut claims = bench.store.claim(&mut tx, consumer, &[same, content]).await.expect("claims");
+    let mut waiter = JoinSet::new();
+    let store = bench.store.clone();
+    waiter.spawn(async move {
+        let mut tx = store.begin(&patient).await.expect("begins");
+        let content = Candidate { fingerprint: content.fingerprint + 1, ..content };
+        let claims = store.claim(&mut tx, consumer, &[same, content, new]).await.expect("claims, at the first try");
+        store.rollback(tx).await.expect("rolls back");
+        [same, content, new].map(|candidate| claims.get(candidate.id))
+    });
+    // Until it waits.
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1 AND wait_event_type = 'Lock'";
+    within(20, async {
+        while sqlx::query_scalar::<_, i64>(waits).bind(&bench.name).fetch_one(&bench.pool).await.expect("reads") == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    for id in [same.id, content.id] {
+        claims.done(id);
+    }
+    bench.store.commit(tx, claims).await.expect("commits");
+    let found = within(20, waiter.join_next()).await.expect("a waiter").expect("no panic");
+    assert_eq!(found, [Some(Claim::Duplicate), Some(Claim::Conflict), Some(Claim::New)]);
     bench.close().await;
 }

@@ -1,13 +1,13 @@
 //! The tables: made once, by whoever comes first, and never guessed.
 
-use inbox_core::{InboxStore, StoreErrorKind, maintenance::Maintenance, report};
+use inbox_core::{Claim, InboxStore, Limits, StoreErrorKind, maintenance::Maintenance, report};
 use inbox_postgres::{
     PgConfig, PgInboxStore,
     sqlx::{self, AssertSqlSafe, Connection, PgConnection, PgPool},
 };
 use tokio::task::JoinSet;
 
-use crate::support::{unique, url, url_with, within};
+use crate::support::{candidate, unique, url, url_with, within};
 
 /// A database of its own.
 pub(crate) struct Scratch {
@@ -89,6 +89,37 @@ async fn a_missing_or_newer_schema_is_named_with_what_to_do() {
     let error = store.register("c").await.expect_err("older");
     assert_eq!(error.kind(), StoreErrorKind::Schema);
     assert!(report(&error).contains("store.migrate()"), "{}", report(&error));
+    pool.close().await;
+    scratch.drop().await;
+}
+
+/// The tables as the first version made them, with a message that it has processed.
+#[tokio::test(flavor = "multi_thread")]
+async fn older_tables_are_named_and_brought_up_to_date_with_what_they_hold() {
+    let scratch = Scratch::new().await;
+    let pool = PgPool::connect(&scratch.url).await.expect("connects");
+    let v1 = include_str!("../../../inbox-postgres-sql/src/v1.sql");
+    let seen = candidate();
+    let sql = format!(
+        "CREATE SCHEMA inbox; {v1}; INSERT INTO inbox.schema_version (version) VALUES (1);
+         INSERT INTO inbox.consumers (name) VALUES ('c');
+         INSERT INTO inbox.claims SELECT number, '{}', {}, now() FROM inbox.consumers",
+        seen.id.as_uuid(),
+        seen.fingerprint
+    );
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&pool).await.expect("makes the older tables");
+    let store = scratch.store().await;
+    let error = store.register("c").await.expect_err("older");
+    assert_eq!(error.kind(), StoreErrorKind::Schema);
+    let text = report(&error);
+    assert!(text.contains("version 1,") && text.contains("store.migrate()"), "{text}");
+    store.migrate().await.expect("migrates");
+    store.migrate().await.expect("there is nothing left to do");
+    let consumer = store.register("c").await.expect("registers");
+    let mut tx = store.begin(&Limits::default()).await.expect("begins");
+    let claims = store.claim(&mut tx, consumer, &[seen]).await.expect("claims");
+    assert_eq!(claims.get(seen.id), Some(Claim::Duplicate));
+    store.rollback(tx).await.expect("rolls back");
     pool.close().await;
     scratch.drop().await;
 }

@@ -36,6 +36,15 @@ pub(crate) struct Program {
     folder: PathBuf,
 }
 
+impl Program {
+    /// As cargo would run it: what it reads of its package is not the package of `xtask`, whose variables we have.
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.path);
+        command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
+        command
+    }
+}
+
 /// Builds test programs: `command` is a `cargo test --no-run` with [`MESSAGES`].
 pub(crate) fn build(command: &mut Command, limit: Duration) -> Result<Vec<Program>> {
     let programs = tests(executables(command, limit)?)?;
@@ -85,7 +94,7 @@ fn named(messages: &[u8]) -> Result<Vec<(Artifact, PathBuf)>> {
 pub(crate) fn suites(programs: &[Program]) -> Result<Vec<String>> {
     let suites = programs.iter().filter(|program| SUITES.iter().any(|target| program.target == **target));
     let list = |program: &Program| {
-        let output = Command::new(&program.path).arg("--list").current_dir(&program.folder).output();
+        let output = program.command().arg("--list").output();
         let output = output.with_context(|| format!("cannot run {}", program.name))?;
         if !output.status.success() {
             bail!("{} --list ended with {}", program.name, output.status);
@@ -145,9 +154,9 @@ fn run_one(
     said: &Collected,
 ) -> (Counts, Option<String>) {
     eprintln!("     Running {}", program.name);
-    let mut command = Command::new(&program.path);
+    let mut command = program.command();
     command.args((program.target == BESIDE.0).then_some(BESIDE.1));
-    command.current_dir(&program.folder).envs(variables.iter().map(|(name, url)| (name, url)));
+    command.envs(variables.iter().map(|(name, url)| (name, url)));
     let (mut counts, note) = match invoke(&mut command, limit, Some(said.output())) {
         Err(error) => (Counts::default(), Some(format!("{error:#}"))),
         Ok(ended) => match ended.status {
@@ -234,6 +243,7 @@ mod tests {
             script("dies", &format!("{}; exit 3", result(2))),
             script("hangs", "sleep 100"),
             script("asks", &format!("test \"$INBOX_TEST_X\" = url || exit 1; {}", result(4))),
+            script("looks", &format!("test \"$CARGO_MANIFEST_DIR\" = \"$PWD\" || exit 1; {}", result(5))),
         ];
         let shown = RefCell::new(Vec::new());
         let variables = [("INBOX_TEST_X", "url".to_owned())];
@@ -246,8 +256,8 @@ mod tests {
                 shown.borrow_mut().push(format!("{name}{}", String::from_utf8_lossy(said)));
             },
         );
-        assert_eq!(shown.borrow().len(), 4, "{shown:?}");
-        assert_eq!(counts, Counts { passed: 9, failed: 2, skipped: 0 });
+        assert_eq!(shown.borrow().len(), 5, "{shown:?}");
+        assert_eq!(counts, Counts { passed: 14, failed: 2, skipped: 0 });
         assert_eq!(failed.len(), 2, "{failed:?}");
         assert!(failed.iter().any(|note| note.starts_with("dies: exit status: 3")), "{failed:?}");
         assert!(failed.iter().any(|note| note.starts_with("hangs: ended after its limit")), "{failed:?}");
