@@ -6,13 +6,13 @@ CREATE FUNCTION inbox.fingerprints(number int, ids uuid[], mine uuid[]) RETURNS 
     SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
-    found int[];
+    answer int[];
 BEGIN
-    SELECT array_agg(claim.fingerprint ORDER BY other.id) INTO found
+    SELECT array_agg(claim.fingerprint ORDER BY other.id) INTO answer
     FROM (SELECT unnest(ids) EXCEPT SELECT unnest(mine)) AS other (id)
     LEFT JOIN LATERAL (
         SELECT c.fingerprint FROM inbox.claims AS c WHERE c.consumer = number AND c.message_id = other.id LIMIT 1
     ) AS claim ON true;
-    RETURN found;
+    RETURN answer;
 END
 $$;

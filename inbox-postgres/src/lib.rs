@@ -22,7 +22,8 @@
 //!
 //! # What it makes in the database
 //!
-//! One schema, `inbox`; nothing outside it is touched, `_sqlx_migrations` neither. PostgreSQL 13 or newer; tested on 15.
+//! One schema, `inbox`; nothing outside it is touched, `_sqlx_migrations` neither. PostgreSQL 13 or newer, with PL/pgSQL,
+//! which every database has unless somebody dropped it; tested on 15.
 //!
 //! | table | holds |
 //! | --- | --- |
@@ -99,7 +100,7 @@
 //! | | on the server itself | behind the pooler |
 //! | --- | --- | --- |
 //! | a statement with parameters | a round trip, but for its first time on a connection | two round trips |
-//! | BEGIN | | also removes statements that others have prepared there under sqlx's names (`sqlx_s_…`); needs PL/pgSQL |
+//! | BEGIN | | also removes statements that others have prepared there under sqlx's names (`sqlx_s_…`) |
 //! | what a handler sends after its own `ROLLBACK` or failed `COMMIT` | is refused | is refused with the role above. Otherwise it is kept, and a statement with parameters may meet one that others have prepared. The inbox notices, keeps no claim of the batch and stops |
 //! | a statement whose program has died | ends within a second | likewise with the role above, otherwise after `handler_timeout` |
 //! | `options[name]=value` in the URL | hold for the session | are set in each transaction |
